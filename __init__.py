@@ -1,0 +1,13 @@
+"""Core AI RGBA Image: pictures with real transparency in ComfyUI. Registers the nodes, imports nothing heavy."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from comfy_api.latest import ComfyExtension
+
+
+async def comfy_entrypoint() -> "ComfyExtension":
+    """What ComfyUI calls once, at start."""
+    from .nodes import CoreAIRGBAExtension
+
+    return CoreAIRGBAExtension()
