@@ -1,0 +1,158 @@
+"""What an ``.aimodel`` bundle is, and whether it is whole, found out without running it.
+
+The runtime does not refuse a damaged bundle: a missing or truncated program kills the process on
+load. So nothing is loaded that did not pass ``read_bundle``.
+"""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .contract import GRAPHS, ContractError, GraphSpec, TensorSpec
+from .files import remembered, sha256_of
+
+SUFFIX = ".aimodel"
+PROGRAM = "main.mlirb"
+FUNCTION = "main"
+METADATA_KEY = "coreai_rgba_image"
+"""Under this key of the bundle's own metadata stands one JSON string: limits, sizes, statistics."""
+
+GET_AGAIN = "download or export it again"
+
+
+class CoreAIUnavailableError(RuntimeError):
+    """The Core AI runtime cannot be imported here."""
+
+
+class DamagedBundleError(ContractError):
+    """A bundle that would kill the process if it were loaded."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """One ``.aimodel`` on disk: the graph it holds and what its exporter wrote about it."""
+
+    path: Path
+    spec: GraphSpec
+    metadata: dict[str, Any]
+    sha256: str
+
+    @property
+    def size(self) -> int:
+        """Bytes of the program, weights included."""
+        return (self.path / PROGRAM).stat().st_size
+
+
+def import_coreai() -> tuple[ModuleType, ModuleType]:
+    """``coreai.runtime`` and ``coreai.authoring``, imported on first use."""
+    try:
+        import coreai.authoring
+        import coreai.runtime
+    except ImportError as error:
+        raise CoreAIUnavailableError(
+            f"the Core AI runtime is not available here ({error}). It needs macOS 27 on Apple silicon, or Linux on "
+            "x86-64 for slow runs on the CPU, and Python 3.11 to 3.14: pip install coreai-core"
+        ) from error
+    return coreai.runtime, coreai.authoring
+
+
+def read_bundle(path: str | Path) -> Bundle:
+    """Check the bundle at ``path`` and describe it.
+
+    Raises ``DamagedBundleError`` for one that is not whole, ``ContractError`` for one that holds
+    none of this model's graphs, ``CoreAIUnavailableError`` without the runtime.
+    """
+    path = Path(path)
+    if path.suffix != SUFFIX or not path.is_dir():
+        raise DamagedBundleError(f"{path} is not an {SUFFIX} folder: {GET_AGAIN}")
+    program = path / PROGRAM
+    if not program.is_file():
+        raise DamagedBundleError(f"{path} has no {PROGRAM}: {GET_AGAIN}")
+    digest = _check_hash(path)
+    asset_class = import_coreai()[1].AIModelAsset
+    if not asset_class.is_valid(str(path)):
+        raise DamagedBundleError(f"Core AI does not recognise {path}: {GET_AGAIN}")
+    try:
+        asset = asset_class.load(path)
+        metadata = _own_metadata(asset.metadata.creator_defined_metadata)
+        signature = remembered(program, "signature", lambda: _signature(asset))
+    except (RuntimeError, ValueError) as error:
+        raise DamagedBundleError(f"Core AI cannot read {path} ({error}): {GET_AGAIN}") from error
+    spec = match_graph(path.name, *(_tensor_specs(tensors) for tensors in signature))
+    return Bundle(path, _with_limits(spec, metadata), metadata, digest)
+
+
+def _signature(asset: Any) -> list[list[tuple[str, str]]]:
+    """Inputs and outputs of ``main`` as the summary describes them."""
+    summary = asset.summary(include_statistics=False)
+    if summary is None or FUNCTION not in summary.function_names:
+        raise ValueError(f"it has no function {FUNCTION}")
+    return [summary.function_inputs(FUNCTION), summary.function_outputs(FUNCTION)]
+
+
+def _check_hash(path: Path) -> str:
+    """The program's SHA-256, equal to ``main.hash`` where the bundle has one."""
+    program, recorded = path / PROGRAM, path / "main.hash"
+    size = program.stat().st_size
+    if size < 1024:
+        raise DamagedBundleError(
+            f"{program} has {size} bytes, as a Git LFS pointer has: fetch the real file (git lfs pull)"
+        )
+    digest = sha256_of(program)
+    if recorded.is_file() and recorded.read_bytes().hex() != digest:
+        raise DamagedBundleError(f"{program} does not match {recorded.name}, so it is damaged: {GET_AGAIN}")
+    return digest
+
+
+def _own_metadata(custom: dict[str, Any]) -> dict[str, Any]:
+    text = custom.get(METADATA_KEY, "{}")
+    metadata = json.loads(text)
+    if not isinstance(metadata, dict):
+        raise ValueError(f"metadata {METADATA_KEY} is not a JSON object: {text[:80]!r}")
+    return metadata
+
+
+def _tensor_specs(described: list[tuple[str, str]]) -> tuple[TensorSpec, ...]:
+    """From the summary's ``('vel', 'NDArray (Float32, 1 × ? × 64)')``; a dynamic axis becomes ``"?"``."""
+    specs = []
+    for name, text in described:
+        found = re.fullmatch(r"NDArray \((\w+), ([\d? ×]+)\)", text)
+        if not found:
+            raise DamagedBundleError(f"{name} is described as {text!r}, which is no tensor of this model")
+        sizes = tuple(int(size) if size.isdigit() else size for size in found[2].split(" × "))
+        specs.append(TensorSpec(name, found[1].lower(), sizes))
+    return tuple(specs)
+
+
+def match_graph(label: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> GraphSpec:
+    """Which graph of the contract this is, by its input names, with its fixed sizes filled in.
+
+    Raises ``ContractError`` if it is none of them or differs in a dtype, a rank or a size.
+    """
+    names = {tensor.name for tensor in inputs}
+    spec = next((graph for graph in GRAPHS if {tensor.name for tensor in graph.inputs} == names), None)
+    if spec is None:
+        known = "; ".join(f"{graph.kind} {[tensor.name for tensor in graph.inputs]}" for graph in GRAPHS)
+        raise ContractError(f"{label} takes {sorted(names)}, which is none of the graphs of this model: {known}")
+    found = {tensor.name: tensor for tensor in (*inputs, *outputs)}
+    sizes: dict[str, int] = {}
+    for tensor in (*spec.inputs, *spec.outputs):
+        actual = found.get(tensor.name)
+        if actual is None or actual.dtype != tensor.dtype or len(actual.shape) != len(tensor.shape):
+            raise ContractError(f"{label}: {tensor.name} is {actual}, the contract says {tensor}")
+        for size, axis in zip(actual.shape, tensor.shape, strict=True):
+            known_size = sizes.get(axis, size) if isinstance(axis, str) else axis
+            if size != known_size or (size == "?") != (axis in spec.limits):
+                raise ContractError(f"{label}: {tensor.name} is {actual}, the contract says {tensor}")
+            if isinstance(axis, str) and isinstance(size, int):
+                sizes[axis] = size
+    return spec.bind(sizes)
+
+
+def _with_limits(spec: GraphSpec, metadata: dict[str, Any]) -> GraphSpec:
+    """A bundle exported with narrower axes than the contract's says so in its metadata."""
+    limits = {axis: tuple(pair) for axis, pair in metadata.get("limits", {}).items()}
+    return replace(spec, limits={**spec.limits, **limits})

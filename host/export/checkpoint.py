@@ -1,0 +1,111 @@
+"""Reading a checkpoint in the layout of ``Qwen/Qwen-Image-2.1``, strictly."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from ..contract import ContractError
+from ..graphs.dit import DiT, DiTConfig
+from ..graphs.text_encoder import TextEncoder, TextEncoderConfig
+from ..graphs.vae_decoder import VAEDecoder, VAEDecoderConfig
+
+Config = TypeVar("Config")
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def load_dit(checkpoint: Path, compute_dtype: torch.dtype = torch.float32) -> DiT:
+    """The DiT with bf16 weights."""
+    folder = checkpoint / "transformer"
+    model = DiT(_config(DiTConfig.from_json, folder), compute_dtype)
+    return _fill(model, folder, torch.bfloat16)
+
+
+def load_text_encoder(checkpoint: Path) -> TextEncoder:
+    """The text encoder with bf16 weights; the vision tower, the head and the final norm are left out."""
+    folder = checkpoint / "text_encoder"
+    model = TextEncoder(_config(TextEncoderConfig.from_json, folder))
+    unused = r"model\.visual\.|lm_head\.|model\.language_model\.norm\."
+    return _fill(model, folder, torch.bfloat16, prefix="model.language_model.", unused=unused)
+
+
+def load_vae_decoder(checkpoint: Path, height: int, width: int) -> VAEDecoder:
+    """The VAE's decoder in fp32 for a grid of ``height`` x ``width``; a still picture has no use for ``time_conv``."""
+    folder = checkpoint / "vae"
+    model = VAEDecoder(_config(VAEDecoderConfig.from_json, folder), height, width)
+    return _fill(model, folder, torch.float32, unused=r"encoder\.|quant_conv\.|.*\.time_conv\.")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise ContractError(
+            f"cannot read {path} ({error}): the checkpoint must have the folders of Qwen/Qwen-Image-2.1"
+        ) from error
+    if not isinstance(content, dict):
+        raise ContractError(f"{path} is not a JSON object")
+    return content
+
+
+def _config(from_json: Callable[[dict[str, Any]], Config], folder: Path) -> Config:
+    path = folder / "config.json"
+    try:
+        return from_json(read_json(path))
+    except (TypeError, KeyError) as error:
+        raise ContractError(f"{path} lacks what this graph needs: {error}") from error
+
+
+def _fill(model: Model, folder: Path, dtype: torch.dtype, prefix: str = "", unused: str = r"(?!)") -> Model:
+    """Give ``model`` the folder's tensors in ``dtype``: every parameter, and nothing unknown left over."""
+    tensors = _read_tensors(folder, re.compile(unused), dtype)
+    unknown = [name for name in tensors if not name.startswith(prefix)]
+    named = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
+    expected = {name: parameter.shape for name, parameter in model.named_parameters()}
+    unknown += [prefix + name for name in named.keys() - expected.keys() if prefix + name not in unknown]
+    missing = [prefix + name for name in expected.keys() - named.keys()]
+    wrong = [
+        f"{prefix + name} {list(named[name].shape)}, not {list(shape)}"
+        for name, shape in expected.items()
+        if name in named and named[name].shape != shape
+    ]
+    if unknown or missing or wrong:
+        raise ContractError(
+            f"{folder} does not fit its config.json: missing {_some(missing)}; unknown {_some(unknown)}; "
+            f"of another shape {_some(wrong)}"
+        )
+    model.load_state_dict(named, strict=True, assign=True)
+    return model.eval().requires_grad_(False)
+
+
+def _some(names: list[str]) -> str:
+    names = sorted(names)
+    return "none" if not names else ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _read_tensors(folder: Path, unused: re.Pattern[str], dtype: torch.dtype) -> dict[str, Tensor]:
+    tensors = {}
+    for path in _shards(folder):
+        try:
+            with safe_open(path, framework="pt") as shard:
+                for name in sorted(shard.keys()):
+                    if not unused.match(name):
+                        tensors[name] = shard.get_tensor(name).to(dtype)
+        except Exception as error:  # safetensors raises its own class for a damaged file, OSError for a missing one
+            raise ContractError(f"cannot read {path} ({error}): download it again") from error
+    return tensors
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The files an ``*.safetensors.index.json`` lists, else the one safetensors file there is."""
+    if indexes := sorted(folder.glob("*.safetensors.index.json")):
+        return [folder / name for name in sorted(set(read_json(indexes[0])["weight_map"].values()))]
+    files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
+    if len(files) != 1:
+        raise ContractError(f"{folder} holds {len(files)} safetensors files and no index: download it again")
+    return files

@@ -1,0 +1,127 @@
+"""Checkpoint to a whole model set in the published layout."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..bundle import Bundle
+from ..contract import DIT, PIXELS_PER_TOKEN, TEXT_ENCODER, VAE_DECODER, ContractError
+from ..pipeline import check_grid, grid_of
+from ..rope import write_axis_tables
+from ..schedule import SchedulerConfig
+from .checkpoint import load_dit, load_text_encoder, load_vae_decoder, read_json
+from .convert import convert
+
+PARTS = ("dit", "encoder", "vae", "host")
+COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DEFAULT_SIZES = ("256", "512", "1024")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json",
+    "special_tokens_map.json", "chat_template.json", "chat_template.jinja",
+)  # fmt: skip
+
+
+def export_model_set(
+    checkpoint: str | Path,
+    out: str | Path,
+    parts: Iterable[str] = ("all",),
+    sizes: Iterable[str] = DEFAULT_SIZES,
+    dit_compute: str = "bf16",
+    report: Callable[[str], None] = print,
+) -> None:
+    """Export ``parts`` of ``checkpoint`` into the model set ``out``.
+
+    ``parts`` are among dit, encoder, vae, host, or all; ``sizes`` are pictures the VAE is made for,
+    ``512`` or ``384x256`` (width x height). ``report`` is told each step. Raises ``ContractError``
+    before anything is written if the request is wrong.
+    """
+    checkpoint, out = Path(checkpoint), Path(out)
+    chosen = _choose(parts)
+    grids = [parse_size(size) for size in sizes]
+    if dit_compute not in COMPUTE_DTYPES:
+        raise ContractError(f"dit compute is {dit_compute!r}: choose one of {', '.join(COMPUTE_DTYPES)}")
+    if not (checkpoint / "model_index.json").is_file():
+        raise ContractError(f"{checkpoint} has no model_index.json: pass the folder of a Qwen-Image-2.1 checkpoint")
+    if "host" in chosen:
+        report("host: tokenizer, RoPE tables, scheduler settings")
+        export_host(checkpoint, out)
+    if "encoder" in chosen:
+        report("text encoder: bf16 weights, fp32 compute")
+        export_text_encoder(checkpoint, out)
+    if "dit" in chosen:
+        report(f"DiT: bf16 weights, {dit_compute} compute")
+        export_dit(checkpoint, out, dit_compute)
+    if "vae" in chosen:
+        for height, width in grids:
+            report(f"VAE decoder: {width * PIXELS_PER_TOKEN}x{height * PIXELS_PER_TOKEN}, fp32")
+            export_vae_decoder(checkpoint, out, height, width)
+
+
+def _choose(parts: Iterable[str]) -> list[str]:
+    parts = list(parts)
+    if unknown := [part for part in parts if part not in (*PARTS, "all")]:
+        raise ContractError(f"unknown parts {unknown}: choose among {', '.join(PARTS)}, all")
+    return list(PARTS) if "all" in parts or not parts else parts
+
+
+def parse_size(size: str) -> tuple[int, int]:
+    """``"512"`` or ``"384x256"`` (width x height, pixels) to a grid (height, width) that the DiT takes."""
+    numbers = size.lower().split("x")
+    if not all(number.isascii() and number.isdigit() for number in numbers) or len(numbers) > 2:
+        raise ContractError(f"the size {size!r} is not a number of pixels or WIDTHxHEIGHT")
+    grid = grid_of(int(numbers[0]), int(numbers[-1]))
+    check_grid(*grid)
+    return grid
+
+
+def export_text_encoder(checkpoint: Path, out: Path) -> Bundle:
+    model = load_text_encoder(checkpoint)
+    spec = TEXT_ENCODER.bind({"D": model.config.hidden_size})
+    metadata = {"weights": "bf16", "compute": "fp32"}
+    return convert(model, spec, out / "qi21_encoder_dynL_w16a32_ids_iofp32.aimodel", metadata)
+
+
+def export_dit(checkpoint: Path, out: Path, compute: str) -> Bundle:
+    model = load_dit(checkpoint, COMPUTE_DTYPES[compute])
+    spec = DIT.bind({"D": model.config.context_in_dim})
+    metadata = {"weights": "bf16", "compute": compute, "num_layers": model.config.num_layers}
+    name = {"bf16": "bf16", "fp32": "w16a32"}[compute]
+    return convert(model, spec, out / f"qi21_dit_full_{name}_dyn_iofp32.aimodel", metadata)
+
+
+def export_vae_decoder(checkpoint: Path, out: Path, height: int, width: int) -> Bundle:
+    model = load_vae_decoder(checkpoint, height, width)
+    pixels = {"H": height * PIXELS_PER_TOKEN, "W": width * PIXELS_PER_TOKEN}
+    spec = VAE_DECODER.bind({"N": height * width, **pixels})
+    metadata: dict[str, Any] = {
+        "weights": "fp32",
+        "compute": "fp32",
+        "latents_mean": model.config.latents_mean,
+        "latents_std": model.config.latents_std,
+    }
+    name = f"{pixels['W']}" if height == width else f"{pixels['W']}x{pixels['H']}"
+    return convert(model, spec, out / f"qi21_vae_{name}_fp32.aimodel", metadata)
+
+
+def export_host(checkpoint: Path, out: Path) -> None:
+    """What a host needs beside the bundles, in the published layout; licence files where there are any."""
+    scheduler = SchedulerConfig.from_json(read_json(checkpoint / "scheduler" / "scheduler_config.json"))
+    processor = checkpoint / "processor"
+    if not (processor / "tokenizer.json").is_file():
+        raise ContractError(f"{processor} has no tokenizer.json: the host tokenizes with it")
+    (out / "host").mkdir(parents=True, exist_ok=True)
+    (out / "tokenizer").mkdir(exist_ok=True)
+    write_axis_tables(out / "host")
+    (out / "host" / "scheduler.json").write_text(json.dumps(asdict(scheduler), indent=2) + "\n", encoding="utf-8")
+    for name in TOKENIZER_FILES:
+        if (processor / name).is_file():
+            shutil.copyfile(processor / name, out / "tokenizer" / name)
+    shutil.copyfile(checkpoint / "transformer" / "config.json", out / "config.json")
+    for name in ("LICENSE", "NOTICE"):
+        if (checkpoint / name).is_file():
+            shutil.copyfile(checkpoint / name, out / name)

@@ -1,0 +1,58 @@
+"""Where the pack keeps what it can make again, and what it remembers about files."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+CACHE_VARIABLE = "COREAI_RGBA_CACHE"
+
+
+def cache_folder() -> Path:
+    """``$COREAI_RGBA_CACHE``, else the platform's cache folder; not created here."""
+    if configured := os.environ.get(CACHE_VARIABLE):
+        return Path(configured)
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "coreai-rgba-image"
+
+
+def hash_file(path: Path) -> str:
+    """The file's SHA-256, computed now."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """The file's SHA-256, remembered."""
+    return remembered(path, "sha256", lambda: hash_file(path))
+
+
+def remembered(path: Path, what: str, compute: Callable[[], Any]) -> Any:
+    """A JSON value that depends on the file at ``path`` alone, computed again only when the file changes.
+
+    Kept on disk by size and modification time: hashing the published DiT takes longer than
+    loading it, and so does reading its signature.
+    """
+    status = path.stat()
+    key = hashlib.sha256(os.fsencode(f"{what}:{path.resolve()}")).hexdigest()[:32]
+    memory = cache_folder() / "remembered" / f"{key}.json"
+    stamp = [status.st_size, status.st_mtime_ns]
+    try:
+        known = json.loads(memory.read_text(encoding="utf-8"))
+        if known["stamp"] == stamp:
+            return known["value"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not computed before, or damaged: computing it again is the remedy for both
+    value = compute()
+    write_atomically(memory, json.dumps({"stamp": stamp, "value": value}))
+    return value
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file so that a reader sees the old or the new text, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
