@@ -1,0 +1,246 @@
+"""The Core AI engine: load a checked bundle, call it, release it.
+
+What shapes this module are the runtime's habits, each of them fatal or leaking: a call whose
+event loop closes kills the process, cancelling does not stop native work, exiting right after a
+call aborts, and every awaited result stays referenced by the loop that awaited it. Hence one
+daemon thread with one loop that is never closed, calls one at a time, and a short wait at exit.
+"""
+
+import asyncio
+import atexit
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVarTuple
+
+import numpy as np
+
+from .bundle import FUNCTION, Bundle, import_coreai
+from .contract import ContractError
+from .files import cache_folder, hash_file, sha256_of
+
+Arguments = TypeVarTuple("Arguments")
+
+logger = logging.getLogger(__name__)
+
+UNUSED_DAYS = 30
+JUST_IN_TIME_LIMIT = 1 << 30
+"""Bytes up to which a bundle is compiled just in time on macOS; beyond, only ahead of time."""
+
+
+class _ForgetfulLoop(asyncio.SelectorEventLoop):
+    """Drops a callback and its arguments once it ran, and skips futures that are already done.
+
+    The runtime keeps the handle of each ``call_soon_threadsafe`` alive, and with it the outputs
+    of the call: 8.4 MB a call were never freed.
+    """
+
+    def call_soon_threadsafe(
+        self, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
+    ) -> asyncio.Handle:
+        waiting = [(callback, args)]
+
+        def run_and_forget() -> None:
+            call, values = waiting.pop()
+            future = getattr(call, "__self__", None)
+            if not (isinstance(future, asyncio.Future) and future.done()):
+                call(*values)
+
+        return super().call_soon_threadsafe(run_and_forget, context=context)
+
+
+class _Worker:
+    """The one thread that Core AI runs on."""
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._loop = _ForgetfulLoop()
+        self._one_at_a_time = asyncio.Lock()
+        self._idle = threading.Condition()
+        self._in_flight = 0
+        threading.Thread(target=self._loop.run_forever, name="core-ai", daemon=True).start()
+        atexit.register(self._drain)
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run it to its end and return its result. Native work cannot be cancelled, so nothing here does."""
+        if os.getpid() != self._process:
+            coroutine.close()
+            raise RuntimeError("Core AI does not survive a fork: start the process with 'spawn' instead")
+        return asyncio.run_coroutine_threadsafe(self._guarded(coroutine), self._loop).result()
+
+    async def _guarded(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        with self._idle:
+            self._in_flight += 1
+        try:
+            async with self._one_at_a_time:
+                return await coroutine
+        finally:
+            with self._idle:
+                self._in_flight -= 1
+                self._idle.notify_all()
+
+    def _drain(self) -> None:
+        """At exit: wait for calls in flight, then for native threads to settle; else the process aborts."""
+        if os.getpid() != self._process:
+            return
+        with self._idle:
+            self._idle.wait_for(lambda: self._in_flight == 0)
+        time.sleep(0.05)
+
+
+_worker: _Worker | None = None
+_worker_lock = threading.Lock()
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    global _worker
+    with _worker_lock:
+        if _worker is None:
+            _worker = _Worker()
+    return _worker.run(coroutine)
+
+
+class LoadedGraph:
+    """A bundle in memory, callable with named arrays. Use it as a context manager: leaving releases it."""
+
+    def __init__(self, bundle: Bundle, model: Any):
+        self.spec = bundle.spec
+        self._ndarray = import_coreai()[0].NDArray
+        self._function = model.load_function(FUNCTION)
+
+    def __call__(self, **arrays: np.ndarray) -> dict[str, np.ndarray]:
+        """Run the graph once. Arrays must be exactly what ``spec`` says, else ``ContractError``."""
+        if self._function is None:
+            raise RuntimeError(f"the {self.spec.kind} was released: load it again")
+        self.spec.check(arrays)
+        return _run(self._call({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+
+    async def _call(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        # The sources stay referenced by `arrays` until the call returns: the runtime may not have copied them.
+        inputs = {name: self._ndarray(array) for name, array in arrays.items()}
+        outputs = await self._function(inputs)
+        return {tensor.name: np.array(outputs[tensor.name].numpy()) for tensor in self.spec.outputs}
+
+    def release(self) -> None:
+        """Give the memory back. Safe to call twice."""
+        self._function = None
+
+    def __enter__(self) -> "LoadedGraph":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def load(bundle: Bundle) -> LoadedGraph:
+    """Load a bundle that ``read_bundle`` accepted.
+
+    Raises ``ContractError`` where loading would kill the process or the disk is too full.
+    """
+    return LoadedGraph(bundle, _run(_load(bundle)))
+
+
+async def _load(bundle: Bundle) -> Any:
+    runtime, _ = import_coreai()
+    started = time.perf_counter()
+    if sys.platform == "darwin":
+        source = compiled_for_mac(bundle)
+        model = await runtime.AIModel.load(source, runtime.SpecializationOptions.default())
+    else:
+        source = compiled_for_linux(bundle)
+        model = await runtime.AIModel.load(source)
+    logger.info("loaded %s in %.1f s", source, time.perf_counter() - started)
+    return model
+
+
+def compiled_for_mac(bundle: Bundle) -> Path:
+    """The ahead-of-time compiled copy in ``aot/``, or the bundle itself where that is safe.
+
+    A 32-block DiT that macOS 27.0 compiles just in time aborts the process, so a large bundle
+    without a compiled copy is refused with the command that makes one.
+    """
+    name = bundle.path.stem
+    folder = bundle.path.parent / "aot" / name
+    compiled = sorted(path for path in folder.glob(f"{name}.*.aimodelc") if not path.name.startswith("."))
+    if len(compiled) == 1:
+        return compiled[0]
+    if compiled:
+        raise ContractError(f"{folder} holds {[path.name for path in compiled]}: keep the one for this Mac's chip")
+    if bundle.size > JUST_IN_TIME_LIMIT:
+        raise ContractError(
+            f"{bundle.path.name} is not compiled, and macOS would abort while compiling it on the fly. Compile it "
+            f"once, with this Mac's architecture (h16c is the M4 Max): xcrun coreai-build compile '{bundle.path}' "
+            f"--output '{folder}' --platform macOS --architecture h16c --preferred-compute gpu "
+            "--expect-frequent-reshapes"
+        )
+    return bundle.path
+
+
+def compiled_for_linux(bundle: Bundle) -> Path:
+    """The runtime's own compiled form, made on first use and kept in the cache.
+
+    Compiling is what takes time on Linux: it grows with the number of operations, squared.
+    """
+    cache = cache_folder() / "compiled"
+    folder = cache / f"{bundle.sha256[:32]}-coreai-core-{version('coreai-core')}"
+    if not _is_complete(folder):
+        cache.mkdir(parents=True, exist_ok=True)
+        _check_free_disk(cache, bundle)
+        _remove_unused(cache)
+        temporary = Path(tempfile.mkdtemp(dir=cache))
+        try:
+            import_coreai()[1].AIModelAsset.load(bundle.path)._write_odix(temporary)
+            _write_manifest(temporary)
+            _move_into_place(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    os.utime(folder)  # the time of last use, for _remove_unused
+    return folder
+
+
+def _check_free_disk(cache: Path, bundle: Bundle) -> None:
+    needed, free = 2 * bundle.size, shutil.disk_usage(cache).free
+    if free < needed:
+        raise ContractError(
+            f"compiling {bundle.path.name} needs {needed / 1e9:.1f} GB in {cache}, {free / 1e9:.1f} GB are free: "
+            "make room, or point COREAI_RGBA_CACHE to another disk"
+        )
+
+
+def _move_into_place(temporary: Path, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # an incomplete one
+    try:
+        temporary.rename(folder)
+    except OSError:
+        if not _is_complete(folder):  # else another process was first
+            raise
+
+
+def _write_manifest(folder: Path) -> None:
+    manifest = {path.name: hash_file(path) for path in folder.iterdir()}
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether every file is as it was written: a truncated compiled form kills the process on load."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        return all(sha256_of(folder / name) == digest for name, digest in manifest.items())
+    except (OSError, ValueError):
+        return False
+
+
+def _remove_unused(cache: Path) -> None:
+    oldest = time.time() - UNUSED_DAYS * 86400
+    for folder in cache.iterdir():
+        if folder.is_dir() and folder.stat().st_mtime < oldest:
+            shutil.rmtree(folder, ignore_errors=True)
