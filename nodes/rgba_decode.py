@@ -1,0 +1,42 @@
+"""LATENT to pictures with alpha, with the model set's VAE decoder."""
+
+from typing import Any
+
+from ..host.pipeline import decode
+from . import comfy
+from .comfy import io
+
+
+class CoreAIRGBADecode(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="CoreAIRGBADecode",
+            display_name="Core AI RGBA Decode",
+            category=comfy.CATEGORY,
+            description="Decodes latents to pictures with real transparency.",
+            inputs=[
+                comfy.model_input(),
+                io.Latent.Input(
+                    "samples", tooltip="Latents of this model. Each picture size needs its own VAE bundle."
+                ),
+            ],
+            outputs=[
+                io.Image.Output("rgb", display_name="IMAGE", tooltip="The colours alone, not multiplied by alpha."),
+                io.Mask.Output("mask", display_name="MASK", tooltip="1 where the picture is transparent."),
+                io.Image.Output(
+                    "rgba", display_name="RGBA", tooltip="Colours and alpha: SaveImage writes it as a transparent PNG."
+                ),
+            ],
+        )
+
+    @classmethod
+    def fingerprint_inputs(cls, model: str, **_: Any) -> str:
+        return comfy.fingerprint(model)
+
+    @classmethod
+    def execute(cls, model: str, samples: dict[str, Any]) -> io.NodeOutput:
+        model_set = comfy.model_set(model)
+        tokens = comfy.read_tokens(samples, model_set.latent_statistics)
+        images = decode(model_set, tokens, *samples["samples"].shape[-2:])
+        return io.NodeOutput(*comfy.to_pictures(images, len(tokens)))
