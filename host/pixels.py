@@ -18,7 +18,7 @@ def to_rgba8(image: np.ndarray) -> np.ndarray:
     if np.isnan(image).any():
         raise ContractError(f"the picture has {np.count_nonzero(np.isnan(image))} NaN values: the latents are damaged")
     scaled = np.clip(image.astype(np.float32, copy=False) * np.float32(0.5) + np.float32(0.5), 0, 1) * np.float32(255)
-    return np.round(scaled).astype(np.uint8).transpose(0, 2, 3, 1)  # BCHW -> BHWC
+    return np.ascontiguousarray(np.round(scaled).astype(np.uint8).transpose(0, 2, 3, 1))  # BCHW -> BHWC
 
 
 def to_unit(rgba8: np.ndarray) -> np.ndarray:
