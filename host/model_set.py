@@ -144,17 +144,16 @@ def find_model_sets(folders: Iterable[str | Path]) -> dict[str, ModelSet]:
     """
     found: dict[str, ModelSet] = {}
     for folder in folders:
-        for path in _walk(Path(folder), set()):
+        for path in _walk(Path(folder), frozenset()):
             found.setdefault(path.relative_to(folder).as_posix(), ModelSet(path))
     found.pop(".", None)  # bundles loose in the folder itself have no name
     return dict(sorted(found.items()))
 
 
-def _walk(folder: Path, seen: set[str]) -> Iterator[Path]:
+def _walk(folder: Path, above: frozenset[str]) -> Iterator[Path]:
     real = os.path.realpath(folder)
-    if real in seen:  # a symlink back up
+    if real in above:  # a symlink back up
         return
-    seen.add(real)
     try:
         entries = [entry for entry in os.scandir(folder) if not entry.name.startswith(".") and entry.is_dir()]
     except OSError:  # an unplugged disk or a folder of someone else's: it has no sets for us
@@ -163,7 +162,7 @@ def _walk(folder: Path, seen: set[str]) -> Iterator[Path]:
         yield folder
     for entry in entries:
         if not entry.name.endswith((SUFFIX, ".aimodelc")):
-            yield from _walk(Path(entry.path), seen)
+            yield from _walk(Path(entry.path), above | {real})
 
 
 def choose_model_set(name: str, sets: dict[str, ModelSet]) -> ModelSet:

@@ -5,7 +5,7 @@ stages are separate so that a graph of nodes can run them one by one; ``generate
 Grids are in latent tokens (pixels / 16); arrays are float32.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,12 +22,17 @@ from .schedule import Schedule, partial_schedule
 MAX_STEPS = 10_000
 
 
-def encode_prompt(model: ModelSet, prompt: str) -> np.ndarray:
-    """The embeddings of the prompt's own tokens, ``[1, L, D]``."""
-    tokens = model.tokenizer.encode(prompt)
+def encode_prompts(model: ModelSet, prompts: Sequence[str]) -> list[np.ndarray]:
+    """The embeddings of each prompt's own tokens, ``[1, L, D]``; the encoder is loaded once."""
+    tokenizer = model.tokenizer
+    tokenized = [tokenizer.encode(prompt) for prompt in prompts]
     with runtime.load(model.text_encoder) as encoder:
-        hidden = encoder(input_ids=tokens.ids)["hidden"]
-    return hidden[:, tokens.drop_idx :]
+        return [encoder(input_ids=tokens.ids)["hidden"][:, tokens.drop_idx :] for tokens in tokenized]
+
+
+def encode_prompt(model: ModelSet, prompt: str) -> np.ndarray:
+    """``encode_prompts`` for one prompt."""
+    return encode_prompts(model, [prompt])[0]
 
 
 @dataclass
@@ -53,11 +58,12 @@ class Sampling:
     tokens: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
+        packed_noise = pack(self.noise)
         batch, _, height, width = self.noise.shape
         check_grid(height, width)
-        if not 1 <= self.steps <= MAX_STEPS:
-            raise ContractError(f"steps is {self.steps}: it must be from 1 to {MAX_STEPS}")
-        self._check_guidance()
+        check_settings(self.steps, self.cfg, self.negative is not None)
+        if self.cfg == 1.0:
+            self.negative = None  # neg + 1 * (pos - neg) is pos: the negative need not be computed
         for name, embeddings in (("positive", self.positive), ("negative", self.negative)):
             if embeddings is not None:
                 self._check_embeddings(name, embeddings, batch)
@@ -65,18 +71,10 @@ class Sampling:
             self.latents = np.zeros_like(self.noise)
         if self.latents.shape != self.noise.shape:
             raise ContractError(f"latents are {list(self.latents.shape)}, the noise {list(self.noise.shape)}")
+        if self.mask is not None and self.mask.shape not in {(n, 1, height, width) for n in (1, batch)}:
+            raise ContractError(f"the mask is {list(self.mask.shape)}: pass [1 or {batch}, 1, {height}, {width}]")
         self.schedule = partial_schedule(self.steps, self.denoise, height * width, self.model.scheduler_config)
-        self.tokens = add_noise(pack(self.latents), pack(self.noise), self.schedule.sigmas[0])
-
-    def _check_guidance(self) -> None:
-        if not np.isfinite(self.cfg):
-            raise ContractError(f"cfg is {self.cfg}: it must be a finite number")
-        if self.cfg == 1.0:
-            self.negative = None  # neg + 1 * (pos - neg) is pos: the negative need not be computed
-        elif self.negative is None:
-            raise ContractError(
-                f"cfg is {self.cfg}, but there is no negative prompt to guide away from: give one, or set cfg to 1"
-            )
+        self.tokens = add_noise(pack(self.latents), packed_noise, self.schedule.sigmas[0])
 
     def _check_embeddings(self, name: str, embeddings: np.ndarray, batch: int) -> None:
         _, text = self.model.dit.spec.inputs[:2]
@@ -132,6 +130,18 @@ def _row(batch: np.ndarray, index: int) -> np.ndarray:
     return batch[index : index + 1]
 
 
+def check_settings(steps: int, cfg: float, has_negative: bool) -> None:
+    """Raise ``ContractError`` unless the sampler can run with them."""
+    if not 1 <= steps <= MAX_STEPS:
+        raise ContractError(f"steps is {steps}: it must be from 1 to {MAX_STEPS}")
+    if not np.isfinite(cfg):
+        raise ContractError(f"cfg is {cfg}: it must be a finite number")
+    if cfg != 1.0 and not has_negative:
+        raise ContractError(
+            f"cfg is {cfg}, but there is no negative prompt to guide away from: give one, or set cfg to 1"
+        )
+
+
 def check_grid(height: int, width: int) -> None:
     """Raise ``ContractError`` unless the DiT takes a grid of ``height`` x ``width`` tokens."""
     low, high = DIT.limits["N"]
@@ -180,10 +190,12 @@ def generate(
     """
     grid = grid_of(width, height)
     check_grid(*grid)
-    model.vae_decoder(*grid)
+    check_settings(steps, cfg, negative_prompt is not None)
+    _ = model.text_encoder, model.dit, model.vae_decoder(*grid)
     noise = initial_noise(seed, *grid)
-    positive = encode_prompt(model, prompt)
-    negative = None if negative_prompt is None or cfg == 1.0 else encode_prompt(model, negative_prompt)
+    prompts = [prompt] if negative_prompt is None or cfg == 1.0 else [prompt, negative_prompt]
+    positive, *rest = encode_prompts(model, prompts)
+    negative = rest[0] if rest else None
     sampling = Sampling(model, positive, noise, steps=steps, cfg=cfg, negative=negative)
     progress(0, sampling.total_steps)
     for done, _ in enumerate(sampling.run(), start=1):

@@ -10,6 +10,9 @@ import numpy as np
 
 from .contract import ContractError
 
+LONGEST = 10_000_000
+"""Steps of the longest schedule that is computed: a small ``denoise`` takes the end of one of ``steps / denoise``."""
+
 
 @dataclass(frozen=True)
 class SchedulerConfig:
@@ -25,6 +28,10 @@ class SchedulerConfig:
     steps: int = 40
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, int | float) and not (isinstance(value, int | float) and math.isfinite(value)):
+                raise ContractError(f"{field.name} is {value!r}: it must be a number")
         if self.time_shift_type != "exponential":
             raise ContractError(f"time_shift_type is {self.time_shift_type!r}: only 'exponential' is supported")
         if self.max_image_seq_len == self.base_image_seq_len:
@@ -42,7 +49,7 @@ class SchedulerConfig:
     def from_file(cls, path: str | Path) -> "SchedulerConfig":
         try:
             return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (OSError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (OSError, AttributeError, ValueError) as error:
             raise ContractError(f"cannot read the scheduler's settings from {path}: {error}") from error
 
     def shift(self, image_tokens: int) -> float:
@@ -100,7 +107,7 @@ def partial_schedule(
     """
     if not 0 <= denoise <= 1:
         raise ContractError(f"denoise is {denoise}: it must be from 0 to 1")
-    full = flow_match_schedule(
-        steps if denoise > 0.9999 or denoise == 0 else int(steps / denoise), image_tokens, config
-    )
-    return full.last(0 if denoise == 0 else steps)
+    if 0 < denoise < steps / LONGEST:
+        raise ContractError(f"denoise is {denoise}: with {steps} steps it must be 0 or at least {steps / LONGEST:g}")
+    total = steps if denoise > 0.9999 or denoise == 0 else int(steps / denoise)
+    return flow_match_schedule(total, image_tokens, config).last(0 if denoise == 0 else steps)

@@ -44,7 +44,7 @@ def load_vae_decoder(checkpoint: Path, height: int, width: int) -> VAEDecoder:
 def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ContractError(
             f"cannot read {path} ({error}): the checkpoint must have the folders of Qwen/Qwen-Image-2.1"
         ) from error
@@ -104,7 +104,10 @@ def _read_tensors(folder: Path, unused: re.Pattern[str], dtype: torch.dtype) -> 
 def _shards(folder: Path) -> list[Path]:
     """The files an ``*.safetensors.index.json`` lists, else the one safetensors file there is."""
     if indexes := sorted(folder.glob("*.safetensors.index.json")):
-        return [folder / name for name in sorted(set(read_json(indexes[0])["weight_map"].values()))]
+        weight_map = read_json(indexes[0]).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ContractError(f"{indexes[0]} has no weight_map: download it again")
+        return [folder / name for name in sorted(set(weight_map.values()))]
     files = sorted(path for path in folder.glob("*.safetensors") if not path.name.startswith("."))
     if len(files) != 1:
         raise ContractError(f"{folder} holds {len(files)} safetensors files and no index: download it again")

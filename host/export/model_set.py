@@ -101,6 +101,8 @@ def export_vae_decoder(checkpoint: Path, out: Path, height: int, width: int) -> 
     metadata: dict[str, Any] = {
         "weights": "fp32",
         "compute": "fp32",
+        "height": pixels["H"],
+        "width": pixels["W"],
         "latents_mean": model.config.latents_mean,
         "latents_std": model.config.latents_std,
     }
