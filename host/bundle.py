@@ -94,15 +94,17 @@ def _signature(asset: Any) -> list[list[tuple[str, str]]]:
 
 
 def _check_hash(path: Path) -> str:
-    """The program's SHA-256, equal to ``main.hash`` where the bundle has one."""
+    """The program's SHA-256, which must be what the converter wrote to ``main.hash``."""
     program, recorded = path / PROGRAM, path / "main.hash"
     size = program.stat().st_size
     if size < 1024:
         raise DamagedBundleError(
             f"{program} has {size} bytes, as a Git LFS pointer has: fetch the real file (git lfs pull)"
         )
+    if not recorded.is_file():
+        raise DamagedBundleError(f"{path} has no {recorded.name}, so nothing tells whether it is whole: {GET_AGAIN}")
     digest = sha256_of(program)
-    if recorded.is_file() and recorded.read_bytes().hex() != digest:
+    if recorded.read_bytes().hex() != digest:
         raise DamagedBundleError(f"{program} does not match {recorded.name}, so it is damaged: {GET_AGAIN}")
     return digest
 
@@ -154,5 +156,13 @@ def match_graph(label: str, inputs: tuple[TensorSpec, ...], outputs: tuple[Tenso
 
 def _with_limits(spec: GraphSpec, metadata: dict[str, Any]) -> GraphSpec:
     """A bundle exported with narrower axes than the contract's says so in its metadata."""
-    limits = {axis: tuple(pair) for axis, pair in metadata.get("limits", {}).items()}
-    return replace(spec, limits={**spec.limits, **limits})
+    limits = metadata.get("limits", {})
+    if not isinstance(limits, dict) or not all(_is_pair(pair) for pair in limits.values()):
+        raise DamagedBundleError(
+            f"the limits in the metadata are {limits!r}, not pairs of a lower and an upper end: {GET_AGAIN}"
+        )
+    return replace(spec, limits={**spec.limits, **{axis: tuple(pair) for axis, pair in limits.items()}})
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and [type(size) for size in value] == [int, int] and 1 <= value[0] <= value[1]

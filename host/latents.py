@@ -7,6 +7,7 @@ The VAE decoder graph takes model space and un-normalises inside itself.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,16 @@ class LatentStatistics:
                 raise ContractError(f"latent {name} has {len(values)} values, the model has {LATENT_CHANNELS} channels")
         if not all(value > 0 for value in self.std):
             raise ContractError("a latent standard deviation is not above 0")
+
+    @classmethod
+    def from_lists(cls, mean: Any, std: Any) -> "LatentStatistics":
+        """From a bundle's metadata, which anything could have written."""
+        for name, values in (("mean", mean), ("std", std)):
+            if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
+                raise ContractError(
+                    f"the latent {name} in a VAE bundle's metadata is no list of numbers: export it again"
+                )
+        return cls(tuple(mean), tuple(std))
 
 
 # latents_mean and latents_std of Qwen-Image-2.1's VAE config, as published with the checkpoint.

@@ -89,7 +89,7 @@ class ModelSet:
         """From the metadata of a VAE bundle; the published bundles carry none and are Qwen-Image-2.1's."""
         for bundle in self.vae_decoders.values():
             if "latents_mean" in bundle.metadata:
-                return LatentStatistics(tuple(bundle.metadata["latents_mean"]), tuple(bundle.metadata["latents_std"]))
+                return LatentStatistics.from_lists(bundle.metadata["latents_mean"], bundle.metadata.get("latents_std"))
         return QWEN_IMAGE_21
 
     def report(self) -> list[str]:

@@ -217,12 +217,12 @@ def _check_free_disk(cache: Path, bundle: Bundle) -> None:
 
 
 def _move_into_place(temporary: Path, folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)  # an incomplete one
     try:
         temporary.rename(folder)
-    except OSError:
-        if not _is_complete(folder):  # else another process was first
-            raise
+    except OSError:  # there is one: another process was first, and may be loading it, or it is damaged
+        if not _is_complete(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            temporary.rename(folder)
 
 
 def _write_manifest(folder: Path) -> None:

@@ -168,6 +168,8 @@ def running_server(comfyui: Path, base: Path, environment: Mapping[str, str] | N
         address = "127.0.0.1:" + str(free.getsockname()[1])
     command = [sys.executable, "main.py", "--cpu", "--disable-auto-launch", "--port", address.split(":")[1]]
     command += ["--base-directory", str(base), "--database-url", "sqlite:///:memory:"]
+    if (base / "extra_model_paths.yaml").exists():
+        command += ["--extra-model-paths-config", str(base / "extra_model_paths.yaml")]
     server = Server(address, base)
     with (base / "server.log").open("wb") as log:
         process = subprocess.Popen(

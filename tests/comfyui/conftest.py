@@ -1,0 +1,65 @@
+"""A real ComfyUI server with this pack, the tiny model set, and somebody else's pack beside it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coreai_rgba_image.host.model_set import ModelSet
+
+from .get_comfyui import get_comfyui
+from .server import Client, Server, make_base, running_server
+
+OTHER_PACK = {
+    "__init__.py": """
+import os, sys
+sys.path.insert(0, os.path.dirname(__file__))
+import host, utils
+class OtherPackNode:
+    @classmethod
+    def INPUT_TYPES(cls): return {"required": {}}
+    RETURN_TYPES, FUNCTION, CATEGORY, OUTPUT_NODE = (), "run", "other", True
+    def run(self):
+        import host.pipeline
+        return {"ui": {"owner": [host.OWNER, host.pipeline.OWNER]}}
+NODE_CLASS_MAPPINGS = {"OtherPackNode": OtherPackNode}
+""",
+    "host/__init__.py": "OWNER = 'the other pack'\n",
+    "host/pipeline.py": "OWNER = 'the other pack'\n",
+    "utils.py": "",
+    "nodes/__init__.py": "raise ImportError('this is not ComfyUI')\n",
+}
+"""A pack that puts itself first on the path, with modules called as ours are. It loads before ours."""
+
+
+@pytest.fixture(scope="session")
+def comfyui() -> Path:
+    return get_comfyui()
+
+
+@pytest.fixture(scope="session")
+def server(comfyui: Path, tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    base = make_base(tmp_path_factory.mktemp("comfyui") / "base")
+    for name, content in OTHER_PACK.items():
+        path = base / "custom_nodes" / "another-pack" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    (base / "models" / "coreai" / "tiny").symlink_to(tiny_set, target_is_directory=True)
+    disk = tmp_path_factory.mktemp("disk")
+    (disk / "on-a-disk").symlink_to(tiny_set, target_is_directory=True)
+    (base / "extra_model_paths.yaml").write_text(f"disk:\n  coreai: {disk}\n", encoding="utf-8")
+    with running_server(comfyui, base) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    client = Client(server.address)
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tiny_set: Path) -> ModelSet:
+    """The server's model set ``tiny``, used without a server."""
+    return ModelSet(tiny_set)
