@@ -9,9 +9,7 @@ from pathlib import Path
 
 from .bundle import CoreAIUnavailableError
 from .contract import ContractError
-from .embedded import NAME as EMBEDDED
-from .embedded import embedded_model_set
-from .model_set import ModelSet, choose_model_set, find_model_sets
+from .model_set import EMBEDDED_NAME, ModelSet, available_model_sets, choose_model_set
 
 MODELS_VARIABLE = "COREAI_RGBA_MODELS"
 PREFERRED_SIZE = 512
@@ -27,12 +25,11 @@ def model_folders() -> list[Path]:
 
 
 def choose(name: str) -> ModelSet:
-    """A model set by the path of its folder or by its name."""
-    if name == EMBEDDED:
-        return embedded_model_set()
-    if Path(name).is_dir():
+    """A model set by its name or by the path of its folder."""
+    sets = available_model_sets(model_folders())
+    if name not in sets and Path(name).is_dir():
         return ModelSet(Path(name))
-    return choose_model_set(name, find_model_sets(model_folders()))
+    return choose_model_set(name, sets)
 
 
 def default_size(model: ModelSet) -> tuple[int, int]:
@@ -75,8 +72,7 @@ def generate_command(options: argparse.Namespace) -> None:
 
 
 def models_command(options: argparse.Namespace) -> None:
-    sets = find_model_sets(model_folders())
-    for name, model in {**sets, EMBEDDED: embedded_model_set()}.items():
+    for name, model in available_model_sets(model_folders()).items():
         print(f"{name}  {model.path}")
         for line in model.report():
             print(f"  {line}")
@@ -99,7 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="prompt to a picture with transparency")
     generate.add_argument("prompt", metavar="PROMPT")
     generate.add_argument(
-        "--model", metavar="SET", default=EMBEDDED, help="name or folder of a model set (default: %(default)s)"
+        "--model", metavar="SET", default=EMBEDDED_NAME, help="name or folder of a model set (default: %(default)s)"
     )
     generate.add_argument("--width", type=int, metavar="W", help="pixels, a multiple of 16 that the set has a VAE for")
     generate.add_argument("--height", type=int, metavar="H")

@@ -18,6 +18,10 @@ from .prompt import PromptTokenizer
 from .rope import AxisTables, read_axis_tables
 from .schedule import SchedulerConfig
 
+EMBEDDED_NAME = "demo"
+EMBEDDED_FOLDER = Path(__file__).parent / "demo" / "data" / "model_set"
+"""The small trained model that comes with the pack: works anywhere the runtime does, without a download."""
+
 
 @dataclass(frozen=True)
 class ModelSet:
@@ -135,6 +139,13 @@ def _files(folder: Path) -> Iterator[tuple[str, int, int]]:
             for entry in os.scandir(path):
                 status = entry.stat()
                 yield f"{path.name}/{entry.name}", status.st_size, status.st_mtime_ns
+
+
+def available_model_sets(folders: Iterable[str | Path]) -> dict[str, ModelSet]:
+    """The model sets below ``folders``, and last the one that comes with the pack."""
+    found = find_model_sets(folders)
+    found.pop(EMBEDDED_NAME, None)
+    return {**found, EMBEDDED_NAME: ModelSet(EMBEDDED_FOLDER)}
 
 
 def find_model_sets(folders: Iterable[str | Path]) -> dict[str, ModelSet]:

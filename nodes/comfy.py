@@ -19,10 +19,8 @@ from comfy_api.latest import ComfyExtension, io
 from PIL import Image
 
 from ..host.contract import LATENT_CHANNELS, PIXELS_PER_TOKEN, ContractError
-from ..host.embedded import NAME as EMBEDDED
-from ..host.embedded import embedded_model_set
 from ..host.latents import LatentStatistics, from_vae_space, pack, to_vae_space, unpack
-from ..host.model_set import ModelSet, choose_model_set, find_model_sets
+from ..host.model_set import EMBEDDED_NAME, ModelSet, available_model_sets, choose_model_set
 from ..host.pixels import alpha_to_mask, to_rgba8, to_unit
 from ..host.preview import latents_to_rgb
 from ..host.sampler import Step
@@ -43,21 +41,21 @@ folder_paths.add_model_folder_path(FOLDER, str(Path(folder_paths.models_dir) / F
 
 
 def _model_sets() -> dict[str, ModelSet]:
-    return find_model_sets(folder_paths.get_folder_paths(FOLDER))
+    return available_model_sets(folder_paths.get_folder_paths(FOLDER))
 
 
 def model_input() -> io.Combo.Input:
     """The menu of model sets; built anew each time, so a new set needs no restart."""
     return io.Combo.Input(
         "model",
-        options=[*(name for name in _model_sets() if name != EMBEDDED), EMBEDDED],
+        options=list(_model_sets()),
         tooltip="Model set: a folder in models/coreai with the bundles of one model. "
-        f"'{EMBEDDED}' comes with the pack.",
+        f"'{EMBEDDED_NAME}' comes with the pack.",
     )
 
 
 def model_set(name: str) -> ModelSet:
-    return embedded_model_set() if name == EMBEDDED else choose_model_set(name, _model_sets())
+    return choose_model_set(name, _model_sets())
 
 
 def fingerprint(name: str) -> str:
