@@ -54,7 +54,7 @@ def generate_command(options: argparse.Namespace) -> None:
     if not options.out.parent.is_dir():
         raise ContractError(f"{options.out.parent} is not a folder: make it first")
     model = choose(options.model)
-    width, height = (options.width, options.height) if options.width else default_size(model)
+    width, height = default_size(model) if options.width is None else (options.width, options.height)
     with tqdm(total=options.steps, unit="step", disable=None) as bar:
         picture = generate(
             model,
