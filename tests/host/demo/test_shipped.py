@@ -144,15 +144,12 @@ def test_most_pictures_are_right_in_everything(scores: Scores) -> None:
 def test_pictures_of_the_runtime_are_those_of_torch(
     in_torch: Graphs, on_runtime: Graphs, tokenizer: PromptTokenizer, questions: list[Question]
 ) -> None:
-    verdicts = []
     for question in questions[:ON_RUNTIME]:
         asked = (tokenizer, question.scene.caption, question.seed, question.height, question.width)
         found, expected = picture(on_runtime, *asked), picture(in_torch, *asked)
         error = composite(found[None]).astype(np.float64) - composite(expected[None])
         assert 10 * np.log10(255**2 / max((error**2).mean(), 1e-12)) >= 45
         assert np.abs(found[..., 3].astype(int) - expected[..., 3]).max() <= 2
-        verdicts.append((question.scene, judge(found, question.scene)))
-    assert missed_bars(score(verdicts)) <= {NOT_YET}
 
 
 @pytest.mark.parametrize("name", BREAKAGES)
