@@ -11,12 +11,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from .contract import GRAPHS, ContractError, GraphSpec, TensorSpec
+from .contract import COMPUTE, COMPUTE_DTYPES, DIT_FUNCTIONS, GRAPHS, ContractError, GraphSpec, TensorSpec
 from .files import remembered, sha256_of
 
 SUFFIX = ".aimodel"
 PROGRAM = "main.mlirb"
-FUNCTION = "main"
+MAIN = "main"
 METADATA_KEY = "coreai_rgba_image"
 """Under this key of the bundle's own metadata stands one JSON string: limits, sizes, statistics."""
 
@@ -33,12 +33,17 @@ class DamagedBundleError(ContractError):
 
 @dataclass(frozen=True)
 class Bundle:
-    """One ``.aimodel`` on disk: the graph it holds and what its exporter wrote about it."""
+    """One ``.aimodel`` on disk: the functions it holds, by name, and what its exporter wrote about it."""
 
     path: Path
-    spec: GraphSpec
+    functions: dict[str, GraphSpec]
     metadata: dict[str, Any]
     sha256: str
+
+    @property
+    def spec(self) -> GraphSpec:
+        """Its main function, which every bundle has."""
+        return self.functions[MAIN]
 
     @property
     def size(self) -> int:
@@ -78,19 +83,27 @@ def read_bundle(path: str | Path) -> Bundle:
     try:
         asset = asset_class.load(path)
         metadata = _own_metadata(asset.metadata.creator_defined_metadata)
-        signature = remembered(program, "signature", lambda: _signature(asset))
+        signatures = remembered(program, "signatures", lambda: _signatures(asset))
     except (RuntimeError, ValueError) as error:
         raise DamagedBundleError(f"Core AI cannot read {path} ({error}): {GET_AGAIN}") from error
-    spec = match_graph(path.name, *(_tensor_specs(tensors) for tensors in signature))
-    return Bundle(path, _with_limits(spec, metadata), metadata, digest)
+    functions = {
+        name: _with_limits(match_graph(path.name, name, *map(_tensor_specs, signature)), metadata)
+        for name, signature in signatures.items()
+    }
+    return Bundle(path, functions, metadata, digest)
 
 
-def _signature(asset: Any) -> list[list[tuple[str, str]]]:
-    """Inputs and outputs of ``main`` as the summary describes them."""
+def _signatures(asset: Any) -> dict[str, list[list[tuple[str, str]]]]:
+    """Inputs and outputs of each function we know, as the summary describes them."""
     summary = asset.summary(include_statistics=False)
-    if summary is None or FUNCTION not in summary.function_names:
-        raise ValueError(f"it has no function {FUNCTION}")
-    return [summary.function_inputs(FUNCTION), summary.function_outputs(FUNCTION)]
+    if summary is None or MAIN not in summary.function_names:
+        raise ValueError(f"it has no function {MAIN}")
+    known = [MAIN, *(spec.function for spec in DIT_FUNCTIONS)]
+    return {
+        name: [summary.function_inputs(name), summary.function_outputs(name)]
+        for name in known
+        if name in summary.function_names
+    }
 
 
 def _check_hash(path: Path) -> str:
@@ -129,21 +142,26 @@ def _tensor_specs(described: list[tuple[str, str]]) -> tuple[TensorSpec, ...]:
     return tuple(specs)
 
 
-def match_graph(label: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> GraphSpec:
-    """Which graph of the contract this is, by its input names, with its fixed sizes filled in.
+def match_graph(
+    label: str, function: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> GraphSpec:
+    """Which graph of the contract this is, by its input names, with its sizes and its dtype filled in.
 
     Raises ``ContractError`` if it is none of them or differs in a dtype, a rank or a size.
     """
+    label = label if function == MAIN else f"{label}, function {function}"
     names = {tensor.name for tensor in inputs}
-    spec = next((graph for graph in GRAPHS if {tensor.name for tensor in graph.inputs} == names), None)
+    candidates = [graph for graph in (*GRAPHS, *DIT_FUNCTIONS) if graph.function == function]
+    spec = next((graph for graph in candidates if {tensor.name for tensor in graph.inputs} == names), None)
     if spec is None:
-        known = "; ".join(f"{graph.kind} {[tensor.name for tensor in graph.inputs]}" for graph in GRAPHS)
+        known = "; ".join(f"{graph.kind} {[tensor.name for tensor in graph.inputs]}" for graph in candidates)
         raise ContractError(f"{label} takes {sorted(names)}, which is none of the graphs of this model: {known}")
     found = {tensor.name: tensor for tensor in (*inputs, *outputs)}
     sizes: dict[str, int] = {}
     for tensor in (*spec.inputs, *spec.outputs):
         actual = found.get(tensor.name)
-        if actual is None or actual.dtype != tensor.dtype or len(actual.shape) != len(tensor.shape):
+        dtypes = COMPUTE_DTYPES if tensor.dtype == COMPUTE else (tensor.dtype,)
+        if actual is None or actual.dtype not in dtypes or len(actual.shape) != len(tensor.shape):
             raise ContractError(f"{label}: {tensor.name} is {actual}, the contract says {tensor}")
         for size, axis in zip(actual.shape, tensor.shape, strict=True):
             known_size = sizes.get(axis, size) if isinstance(axis, str) else axis
@@ -151,7 +169,10 @@ def match_graph(label: str, inputs: tuple[TensorSpec, ...], outputs: tuple[Tenso
                 raise ContractError(f"{label}: {tensor.name} is {actual}, the contract says {tensor}")
             if isinstance(axis, str) and isinstance(size, int):
                 sizes[axis] = size
-    return spec.bind(sizes)
+    compute = {tensor.dtype for tensor in found.values() if tensor.name in spec.computed}
+    if len(compute) > 1:
+        raise ContractError(f"{label} mixes {sorted(compute)} in {sorted(spec.computed)}: {GET_AGAIN}")
+    return spec.bind(sizes, *compute)
 
 
 def _with_limits(spec: GraphSpec, metadata: dict[str, Any]) -> GraphSpec:
@@ -161,7 +182,8 @@ def _with_limits(spec: GraphSpec, metadata: dict[str, Any]) -> GraphSpec:
         raise DamagedBundleError(
             f"the limits in the metadata are {limits!r}, not pairs of a lower and an upper end: {GET_AGAIN}"
         )
-    return replace(spec, limits={**spec.limits, **{axis: tuple(pair) for axis, pair in limits.items()}})
+    own = {axis: tuple(pair) for axis, pair in limits.items() if axis in spec.limits}
+    return replace(spec, limits={**spec.limits, **own})
 
 
 def _is_pair(value: object) -> bool:

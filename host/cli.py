@@ -1,19 +1,33 @@
 """The ``coreai-rgba`` command."""
 
 import argparse
+import json
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from .bundle import CoreAIUnavailableError
 from .contract import ContractError
 from .model_set import EMBEDDED_NAME, ModelSet, available_model_sets, choose_model_set
 
+if TYPE_CHECKING:
+    from .batch import Job
+    from .pipeline import Event
+
 MODELS_VARIABLE = "COREAI_RGBA_MODELS"
 PREFERRED_SIZE = 512
 INTERRUPTED = 130
+
+JOB_OPTIONS = (
+    "width", "height", "seed", "negative_prompt", "steps", "cfg", "sampler", "schedule", "sigmas", "text_reuse",
+    "first_block_cache", "step_cache",
+)  # fmt: skip
+"""Options of ``generate`` that are settings of a picture; a job of a batch file may set its own."""
 
 
 def model_folders() -> list[Path]:
@@ -42,33 +56,70 @@ def default_size(model: ModelSet) -> tuple[int, int]:
 
 
 def generate_command(options: argparse.Namespace) -> None:
+    from .batch import Job, grouped, read_jobs
+
+    model = choose(options.model)
+    given = {name: value for name in JOB_OPTIONS if (value := getattr(options, name)) is not None}
+    job = Job(options.prompt or "", options.out).changed(given)
+    if (options.prompt is None) == (options.batch_file is None):
+        raise ContractError("give either a prompt or --batch-file, whose jobs have prompts of their own")
+    jobs = [job] if options.batch_file is None else read_jobs(options.batch_file, job)
+    with ExitStack() as stack:
+        write = nullcontext() if options.progress_file is None else options.progress_file.open("w", encoding="utf-8")
+        log = stack.enter_context(write)
+        for group in grouped(jobs):
+            _generate_group(model, group, log)
+
+
+def _generate_group(model: ModelSet, jobs: Sequence["Job"], log: IO[str] | None) -> None:
+    """Make and save pictures that differ in their seeds alone."""
     from PIL import Image
     from tqdm import tqdm
 
-    from .pipeline import generate
+    from .pipeline import Event, generate_batch
 
-    if (options.width is None) != (options.height is None):
-        raise ContractError("give both --width and --height, or neither")
-    if options.out.suffix.lower() not in (".png", ".webp"):
-        raise ContractError(f"{options.out} would lose the transparency: choose a name that ends in .png or .webp")
-    if not options.out.parent.is_dir():
-        raise ContractError(f"{options.out.parent} is not a folder: make it first")
-    model = choose(options.model)
-    width, height = default_size(model) if options.width is None else (options.width, options.height)
-    with tqdm(total=options.steps, unit="step", disable=None) as bar:
-        picture = generate(
+    first = jobs[0]
+    width, height = first.size or default_size(model)
+    started = time.perf_counter()
+    with tqdm(unit="step", disable=None) as bar:
+
+        def report(event: Event) -> None:
+            nonlocal started
+            if event.stage == "sample":
+                bar.total = event.total
+                bar.update(event.done - bar.n)
+            if log is not None:
+                now = time.perf_counter()
+                log.write(json.dumps(progress_line(event, now - started)) + "\n")
+                log.flush()
+                started = now
+
+        pictures = generate_batch(
             model,
-            options.prompt,
+            first.prompt,
             width,
             height,
-            steps=options.steps,
-            seed=options.seed,
-            cfg=options.cfg,
-            negative_prompt=options.negative_prompt,
-            progress=lambda done, total: bar.update(done - bar.n),
+            first.settings,
+            seeds=[job.seed for job in jobs],
+            negative_prompt=first.negative_prompt,
+            report=report,
         )
-    Image.fromarray(picture).save(options.out, lossless=True)
-    print(options.out.resolve())
+        for job, picture in zip(jobs, pictures, strict=True):
+            Image.fromarray(picture).save(job.output, lossless=True)
+            print(job.output.resolve())
+
+
+def progress_line(event: "Event", seconds: float) -> dict[str, object]:
+    """One line of a progress file; ``seconds`` since the line before, memory in bytes."""
+    import psutil
+
+    return {
+        "stage": event.stage,
+        "step": event.done,
+        "total": event.total,
+        "seconds": round(seconds, 4),
+        "free_memory": psutil.virtual_memory().available,
+    }
 
 
 def models_command(options: argparse.Namespace) -> None:
@@ -81,10 +132,59 @@ def models_command(options: argparse.Namespace) -> None:
 
 
 def export_command(options: argparse.Namespace) -> None:
-    from .export.model_set import export_model_set
+    from .export.lora import Lora
+    from .export.model_set import DEFAULT_SIZES, export_model_set
 
-    export_model_set(options.checkpoint, options.out, options.parts, options.size, options.dit_compute)
+    loras = [Lora.parse(text) for text in options.lora]
+    sizes = options.size or DEFAULT_SIZES
+    export_model_set(options.checkpoint, options.out, options.parts, sizes, options.dit_compute, loras=loras)
     print(options.out.resolve())
+
+
+def bench_command(options: argparse.Namespace) -> int:
+    from .bench.command import bench, default_sections, model_sections
+
+    sections = default_sections() if options.model is None else model_sections(choose(options.model))
+    return bench(sections, options.json, options.plot)
+
+
+def add_generate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    generate = commands.add_parser("generate", help="prompt to a picture with transparency")
+    generate.add_argument("prompt", metavar="PROMPT", nargs="?")
+    generate.add_argument(
+        "--model", metavar="SET", default=EMBEDDED_NAME, help="name or folder of a model set (default: %(default)s)"
+    )
+    generate.add_argument("--width", type=int, metavar="W", help="pixels, a multiple of 16 that the set has a VAE for")
+    generate.add_argument("--height", type=int, metavar="H")
+    generate.add_argument("--steps", type=int, metavar="N", help="denoising steps (default: the model's own, 40)")
+    generate.add_argument("--seed", type=int, metavar="N", help="seed of the noise (default: 0)")
+    generate.add_argument("--negative-prompt", metavar="T", help="what to move away from; needs --cfg above 1")
+    generate.add_argument("--cfg", type=float, metavar="F", help="guidance; 1 is off (default: 1)")
+    generate.add_argument("-o", "--out", type=Path, metavar="OUT.png", default=Path("out.png"))
+    generate.add_argument("--sampler", metavar="NAME", help="euler (default) or dpmpp_2m, which is second order")
+    generate.add_argument(
+        "--schedule", metavar="NAME", help="model (default), or the fixed one of a distilled LoRA: viggle-turbo-6"
+    )
+    generate.add_argument(
+        "--sigmas",
+        type=lambda text: [float(number) for number in text.split(",")],
+        metavar="1,0.8,...",
+        help="noise levels, in place of steps and schedule",
+    )
+    generate.add_argument(
+        "--text-reuse", metavar="on|off|check", help="keys and values of the text once (default) or in every step"
+    )
+    generate.add_argument(
+        "--step-cache", type=float, metavar="SHARE", help="approximate: so many of the steps, up to 0.5, cost nothing"
+    )
+    generate.add_argument(
+        "--first-block-cache", type=float, metavar="F", help="approximate: skip blocks while the first changes less"
+    )
+    generate.add_argument(
+        "--batch-file", type=Path, metavar="JOBS.json", help="a list of pictures: output and what differs of each"
+    )
+    generate.add_argument("--progress-file", type=Path, metavar="FILE", help="write a JSON line for each step")
+    generate.set_defaults(run=generate_command)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -92,19 +192,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-v", "--verbose", action="store_true", help="say what is loaded and how long it takes")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    generate = commands.add_parser("generate", help="prompt to a picture with transparency")
-    generate.add_argument("prompt", metavar="PROMPT")
-    generate.add_argument(
-        "--model", metavar="SET", default=EMBEDDED_NAME, help="name or folder of a model set (default: %(default)s)"
-    )
-    generate.add_argument("--width", type=int, metavar="W", help="pixels, a multiple of 16 that the set has a VAE for")
-    generate.add_argument("--height", type=int, metavar="H")
-    generate.add_argument("--steps", type=int, metavar="N", default=40)
-    generate.add_argument("--seed", type=int, metavar="N", default=0)
-    generate.add_argument("--negative-prompt", metavar="T", help="what to move away from; needs --cfg above 1")
-    generate.add_argument("--cfg", type=float, metavar="F", default=1.0, help="guidance; 1 is off")
-    generate.add_argument("-o", "--out", type=Path, metavar="OUT.png", default=Path("out.png"))
-    generate.set_defaults(run=generate_command)
+    add_generate(commands)
 
     models = commands.add_parser("models", help="list model sets and what each lacks")
     models.set_defaults(run=models_command)
@@ -119,7 +207,17 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument(
         "--dit-compute", choices=("bf16", "fp32"), default="bf16", help="precision of the DiT's computation"
     )
+    export.add_argument(
+        "--lora", action="append", default=[], metavar="FILE[:STRENGTH]",
+        help="safetensors file of a LoRA for the DiT; strength 1 if not given; may be repeated",
+    )  # fmt: skip
     export.set_defaults(run=export_command)
+
+    bench = commands.add_parser("bench", help="what reuse and the fast modes save, as ratios with their bars")
+    bench.add_argument("--model", metavar="SET", help="measure a model set (default: a random DiT, and the demo set)")
+    bench.add_argument("--json", type=Path, metavar="FILE.json")
+    bench.add_argument("--plot", type=Path, metavar="FILE.png")
+    bench.set_defaults(run=bench_command)
     return parser
 
 
@@ -128,11 +226,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, format="%(message)s")
     try:
-        options.run(options)
+        return options.run(options) or 0
     except (ContractError, CoreAIUnavailableError) as error:
         print(f"coreai-rgba: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("coreai-rgba: interrupted", file=sys.stderr)
         return INTERRUPTED
-    return 0

@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+import logging
 import os
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 CACHE_VARIABLE = "COREAI_RGBA_CACHE"
+
+logger = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
@@ -46,13 +50,23 @@ def remembered(path: Path, what: str, compute: Callable[[], Any]) -> Any:
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not computed before, or damaged: computing it again is the remedy for both
     value = compute()
-    write_atomically(memory, json.dumps({"stamp": stamp, "value": value}))
+    try:
+        write_atomically(memory, json.dumps({"stamp": stamp, "value": value}))
+    except OSError as error:  # what can be computed again must not fail a picture
+        logger.warning("cannot remember the %s of %s (%s): it is computed each time", what, path, error)
     return value
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file so that a reader sees the old or the new text, never half of one."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a small file so that a reader sees the old or the new content, never half of one.
+
+    Any number of threads and processes may write the same file; the last one wins. Raises
+    ``OSError`` where the disk is full or cannot be written, and leaves nothing behind.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    try:
+        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

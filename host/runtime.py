@@ -24,8 +24,8 @@ from typing import Any, TypeVarTuple
 
 import numpy as np
 
-from .bundle import FUNCTION, Bundle, import_coreai
-from .contract import ContractError
+from .bundle import MAIN, Bundle, import_coreai
+from .contract import ContractError, GraphSpec, HeldArray
 from .files import cache_folder, hash_file, sha256_of
 
 Arguments = TypeVarTuple("Arguments")
@@ -109,30 +109,79 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     return _worker.run(coroutine)
 
 
-class LoadedGraph:
-    """A bundle in memory, callable with named arrays. Use it as a context manager: leaving releases it."""
+class LoadedFunction:
+    """One function of a loaded bundle, callable with named arrays."""
 
-    def __init__(self, bundle: Bundle, model: Any):
-        self.spec = bundle.spec
+    def __init__(self, spec: GraphSpec, model: Any):
+        self.spec = spec
         self._ndarray = import_coreai()[0].NDArray
-        self._function = model.load_function(FUNCTION)
+        self._native = model.load_function(spec.function)
 
-    def __call__(self, **arrays: np.ndarray) -> dict[str, np.ndarray]:
-        """Run the graph once. Arrays must be exactly what ``spec`` says, else ``ContractError``."""
-        if self._function is None:
+    def __call__(self, **arrays: np.ndarray | HeldArray) -> dict[str, np.ndarray]:
+        """Run it once. Arrays must be exactly what ``spec`` says, else ``ContractError``."""
+        return self._checked_call(arrays, lambda output: np.array(output.numpy()))
+
+    def hold(self, **arrays: np.ndarray | HeldArray) -> dict[str, HeldArray]:
+        """Run it once and leave the outputs in the runtime, in their own dtype, for another function."""
+        dtypes = {tensor.name: tensor.dtype for tensor in self.spec.outputs}
+        outputs = self._checked_call(arrays, lambda output: output)
+        return {name: HeldArray(output, dtypes[name], tuple(output.shape)) for name, output in outputs.items()}
+
+    def _checked_call(self, arrays: dict[str, np.ndarray | HeldArray], keep: Callable[[Any], Any]) -> dict[str, Any]:
+        if self._native is None:
             raise RuntimeError(f"the {self.spec.kind} was released: load it again")
         self.spec.check(arrays)
-        return _run(self._call({name: np.ascontiguousarray(array) for name, array in arrays.items()}))
+        sources = {
+            name: array if isinstance(array, HeldArray) else np.ascontiguousarray(array)
+            for name, array in arrays.items()
+        }
+        return _run(self._call(sources, keep))
 
-    async def _call(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    async def _call(self, arrays: dict[str, np.ndarray | HeldArray], keep: Callable[[Any], Any]) -> dict[str, Any]:
         # The sources stay referenced by `arrays` until the call returns: the runtime may not have copied them.
-        inputs = {name: self._ndarray(array) for name, array in arrays.items()}
-        outputs = await self._function(inputs)
-        return {tensor.name: np.array(outputs[tensor.name].numpy()) for tensor in self.spec.outputs}
+        inputs = {
+            name: array.array if isinstance(array, HeldArray) else self._ndarray(array)
+            for name, array in arrays.items()
+        }
+        outputs = await self._native(inputs)
+        return {tensor.name: keep(outputs[tensor.name]) for tensor in self.spec.outputs}
+
+    def release(self) -> None:
+        self._native = None
+
+
+class LoadedGraph:
+    """A bundle in memory. Calling it calls its main function; ``graph["step"]`` is another of its functions.
+
+    Use it as a context manager: leaving releases it.
+    """
+
+    def __init__(self, bundle: Bundle, model: Any):
+        self.bundle = bundle
+        self._model = model
+        self._functions: dict[str, LoadedFunction] = {}
+
+    @property
+    def spec(self) -> GraphSpec:
+        return self.bundle.spec
+
+    def __call__(self, **arrays: np.ndarray | HeldArray) -> dict[str, np.ndarray]:
+        return self[MAIN](**arrays)
+
+    def __getitem__(self, name: str) -> LoadedFunction:
+        """A function of the bundle, loaded on first use."""
+        if self._model is None:
+            raise RuntimeError(f"the {self.spec.kind} was released: load it again")
+        if name not in self._functions:
+            self._functions[name] = LoadedFunction(self.bundle.functions[name], self._model)
+        return self._functions[name]
 
     def release(self) -> None:
         """Give the memory back. Safe to call twice."""
-        self._function = None
+        for function in self._functions.values():
+            function.release()
+        self._functions.clear()
+        self._model = None
 
     def __enter__(self) -> "LoadedGraph":
         return self

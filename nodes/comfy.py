@@ -81,6 +81,10 @@ def from_conditioning(conditioning: list[list[Any]], name: str) -> np.ndarray:
     return embeddings.detach().to("cpu", torch.float32).numpy()
 
 
+def from_sigmas(sigmas: torch.Tensor | None) -> np.ndarray | None:
+    return None if sigmas is None else sigmas.detach().to("cpu", torch.float32).numpy()
+
+
 @dataclass(frozen=True)
 class StartLatents:
     """What a LATENT asks the sampler to start from: model-space ``latents [B, 64, h, w]``, zero where empty."""

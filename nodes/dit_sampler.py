@@ -2,8 +2,12 @@
 
 from typing import Any
 
+from ..host.denoiser import TEXT_REUSE, Shortcuts
 from ..host.latents import MAX_SEED, initial_noise
-from ..host.pipeline import MAX_STEPS, Sampling
+from ..host.sampler import SAMPLERS
+from ..host.sampling import MAX_STEPS, Sampling, Settings
+from ..host.schedule import NAMED_SCHEDULES
+from ..host.step_cache import LARGEST_SHARE
 from . import comfy
 from .comfy import io
 
@@ -15,7 +19,7 @@ class CoreAIDiTSampler(io.ComfyNode):
             node_id="CoreAIDiTSampler",
             display_name="Core AI DiT Sampler",
             category=comfy.CATEGORY,
-            description="Denoises latents with Euler's method on the model's own schedule.",
+            description="Denoises latents on the model's own schedule.",
             inputs=[
                 comfy.model_input(),
                 io.Conditioning.Input("positive", tooltip="What to draw, from Core AI Text Encode."),
@@ -57,6 +61,52 @@ class CoreAIDiTSampler(io.ComfyNode):
                     step=0.01,
                     tooltip="How much of the latent is drawn anew: 1 is all of it.",
                 ),
+                io.Combo.Input(
+                    "sampler",
+                    options=list(SAMPLERS),
+                    default="euler",
+                    optional=True,
+                    tooltip="euler is the model's own; dpmpp_2m is second order, worth trying from 20 steps on.",
+                ),
+                io.Combo.Input(
+                    "schedule",
+                    options=list(NAMED_SCHEDULES),
+                    default="model",
+                    optional=True,
+                    tooltip="The model set's own noise levels, or the fixed ones of a distilled LoRA.",
+                ),
+                io.Sigmas.Input(
+                    "sigmas", optional=True, tooltip="Noise levels of your own, in place of schedule and steps."
+                ),
+                io.Combo.Input(
+                    "text_reuse",
+                    options=list(TEXT_REUSE),
+                    default="on",
+                    optional=True,
+                    tooltip="The text's keys and values once per prompt, which changes nothing but the time; 'off' "
+                    "computes them in every step, 'check' compares both.",
+                ),
+                io.Float.Input(
+                    "step_cache",
+                    default=0.0,
+                    min=0.0,
+                    max=LARGEST_SHARE,
+                    step=0.05,
+                    round=0.01,
+                    optional=True,
+                    tooltip="Approximate. This share of the steps takes the velocity of the step before. 0 is off.",
+                ),
+                io.Float.Input(
+                    "first_block_cache",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    round=0.001,
+                    optional=True,
+                    tooltip="Approximate. Blocks are skipped while the first one's change differs by less than this. "
+                    "0 is off.",
+                ),
             ],
             outputs=[io.Latent.Output(tooltip="The sampled latents, in the VAE space that native nodes expect.")],
         )
@@ -76,20 +126,26 @@ class CoreAIDiTSampler(io.ComfyNode):
         cfg: float,
         denoise: float,
         negative: list[list[Any]] | None = None,
+        sampler: str = "euler",
+        schedule: str = "model",
+        sigmas: Any = None,
+        text_reuse: str = "on",
+        step_cache: float = 0.0,
+        first_block_cache: float = 0.0,
     ) -> io.NodeOutput:
         model_set = comfy.model_set(model)
         statistics = model_set.latent_statistics
         start = comfy.read_start(latent_image, statistics)
         batch, _, height, width = start.latents.shape
+        shortcuts = Shortcuts(text_reuse, first_block_cache, step_cache)
         sampling = Sampling(
             model_set,
             positive=comfy.from_conditioning(positive, "positive"),
             negative=None if negative is None else comfy.from_conditioning(negative, "negative"),
             noise=initial_noise(seed, height, width, batch, start.batch_index),
+            settings=Settings(steps, cfg, sampler, schedule, comfy.from_sigmas(sigmas), shortcuts),
             latents=start.latents,
             mask=start.mask,
-            steps=steps,
-            cfg=cfg,
             denoise=denoise,
         )
         comfy.sample_with_progress(sampling.run(), sampling.total_steps, (height, width))

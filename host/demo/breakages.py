@@ -17,7 +17,7 @@ from ..latents import LatentStatistics, initial_noise, pack, to_vae_space
 from ..pixels import to_rgba8
 from ..prompt import PromptTokenizer
 from ..rope import AXIS_WIDTHS, rope_tables
-from ..sampler import sample_euler
+from ..sampler import sample
 from ..schedule import flow_match_schedule
 from .captions import Scene
 from .measure import Verdict, judge
@@ -75,10 +75,17 @@ def checkpoint_statistics(checkpoint: Path) -> LatentStatistics:
     return LatentStatistics(tuple(config["latents_mean"]), tuple(config["latents_std"]))
 
 
-def picture(
-    graphs: Graphs, tokenizer: PromptTokenizer, prompt: str, seed: int, height: int, width: int, steps: int = 20
-) -> NDArray[np.uint8]:
-    """Prompt to RGBA ``[16 h, 16 w, 4]`` without guidance."""
+def sampled(
+    graphs: Graphs,
+    tokenizer: PromptTokenizer,
+    prompt: str,
+    seed: int,
+    height: int,
+    width: int,
+    steps: int = 20,
+    sampler: str = "euler",
+) -> Floats:
+    """Prompt to tokens ``[1, N, 64]`` without guidance."""
     tokens = tokenizer.encode(prompt)
     text = np.ascontiguousarray(graphs.encode(tokens.ids)[:, tokens.drop_idx :])
     rope = vars(rope_tables(text.shape[1], height, width))
@@ -87,9 +94,17 @@ def picture(
         return graphs.denoise(img_tokens=x, txt_feats=text, timestep=timestep, **rope)
 
     x = pack(initial_noise(seed, height, width))
-    for step in sample_euler(velocity, x, flow_match_schedule(steps, height * width)):
+    for step in sample(velocity, x, flow_match_schedule(steps, height * width), sampler=sampler):
         x = step.x
-    return to_rgba8(graphs.decode(x, height, width))[0]
+    return x
+
+
+def picture(
+    graphs: Graphs, tokenizer: PromptTokenizer, prompt: str, seed: int, height: int, width: int, steps: int = 20
+) -> NDArray[np.uint8]:
+    """Prompt to RGBA ``[16 h, 16 w, 4]`` without guidance."""
+    tokens = sampled(graphs, tokenizer, prompt, seed, height, width, steps)
+    return to_rgba8(graphs.decode(tokens, height, width))[0]
 
 
 def answers(

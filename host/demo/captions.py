@@ -90,12 +90,15 @@ def all_scenes() -> list[Scene]:
     return [Scene(*words) for words in combinations if words[2] != words[4]]
 
 
-def random_scene(rng: random.Random, held_out: bool | None = None) -> Scene:
-    """Half of the scenes are transparent, a third are glass. ``held_out`` picks one side of the split only."""
+def random_scene(rng: random.Random, held_out: bool | None = None, transparent: float = 0.5) -> Scene:
+    """``transparent`` is the share of scenes with nothing behind the shape; a third are glass.
+
+    ``held_out`` picks one side of the split only.
+    """
     while True:
         colour = rng.choice(list(COLOURS))
         others = [name for name in COLOURS if name != colour]
-        background = None if rng.random() < 0.5 else rng.choice(others)
+        background = None if rng.random() < transparent else rng.choice(others)
         scene = Scene(rng.choice(SIZES), rng.random() < 1 / 3, colour, rng.choice(SHAPES), background)
         if held_out is None or scene.held_out == held_out:
             return scene

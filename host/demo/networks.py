@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..graphs.dit import DiT, DiTConfig, timestep_embedding
+from ..graphs.dit import DiT, DiTConfig, joint_attention
 from ..graphs.text_encoder import TextEncoder, TextEncoderConfig
 from ..rope import rope_tables
 
@@ -60,18 +60,16 @@ class DemoModel(nn.Module):
         """``DiT.forward`` for tokens ``[B, N, 64]``, text ``[B, L, D]`` and one timestep each, ``[B]``."""
         dit, batch, length = self.dit, x.shape[0], text.shape[1]
         text, image = dit.txt_in(text), dit.img_in(x)
-        times = timestep_embedding(torch.cat((timestep, timestep.new_zeros(1))))
-        embedding = dit.time_text_embed["timestep_embedder"](times)  # the last row is that of t = 0
-        scale_1, gate_1, scale_2, gate_2 = dit.modulation(embedding).unsqueeze(1).chunk(4, dim=-1)
-        modulation = [
+        embedding = dit.embed_timestep(torch.cat((timestep, timestep.new_zeros(1)))).unsqueeze(1)
+        modulation = [  # the last row is that of t = 0
             torch.cat((row[batch:].expand_as(text), row[:batch].expand_as(image)), dim=1)
-            for row in (1 + scale_1, gate_1.tanh(), 1 + scale_2, gate_2.tanh())
+            for row in dit.modulate(embedding)
         ]
         cos, sin = torch.cat((rope.text_cos, rope.image_cos), 1), torch.cat((rope.text_sin, rope.image_sin), 1)
-        hidden = torch.cat((text, image), dim=1)
+        hidden, attend = torch.cat((text, image), dim=1), joint_attention(length)
         for block in dit.transformer_blocks:
-            hidden = block(hidden, modulation, cos, sin, length)
-        return dit.proj_out(dit.norm_out(hidden[:, length:], embedding[:batch].unsqueeze(1)))
+            hidden = block(hidden, modulation, cos, sin, attend)
+        return dit.velocity(hidden[:, length:], embedding[:batch])
 
 
 def initialize(model: DemoModel, generator: torch.Generator) -> None:

@@ -19,11 +19,13 @@ Config = TypeVar("Config")
 Model = TypeVar("Model", bound=nn.Module)
 
 
+def dit_config(checkpoint: Path) -> DiTConfig:
+    return _config(DiTConfig.from_json, checkpoint / "transformer")
+
+
 def load_dit(checkpoint: Path, compute_dtype: torch.dtype = torch.float32) -> DiT:
     """The DiT with bf16 weights."""
-    folder = checkpoint / "transformer"
-    model = DiT(_config(DiTConfig.from_json, folder), compute_dtype)
-    return _fill(model, folder, torch.bfloat16)
+    return _fill(DiT(dit_config(checkpoint), compute_dtype), checkpoint / "transformer", torch.bfloat16)
 
 
 def load_text_encoder(checkpoint: Path) -> TextEncoder:
@@ -76,14 +78,15 @@ def _fill(model: Model, folder: Path, dtype: torch.dtype, prefix: str = "", unus
     ]
     if unknown or missing or wrong:
         raise ContractError(
-            f"{folder} does not fit its config.json: missing {_some(missing)}; unknown {_some(unknown)}; "
-            f"of another shape {_some(wrong)}"
+            f"{folder} does not fit its config.json: missing {some(missing)}; unknown {some(unknown)}; "
+            f"of another shape {some(wrong)}"
         )
     model.load_state_dict(named, strict=True, assign=True)
     return model.eval().requires_grad_(False)
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """A list for a message, cut to eight."""
     names = sorted(names)
     return "none" if not names else ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 

@@ -5,10 +5,10 @@ import logging
 import shutil
 import tempfile
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -18,15 +18,22 @@ from ..contract import ContractError, GraphSpec, TensorSpec
 logger = logging.getLogger(__name__)
 
 
-def convert(model: nn.Module, spec: GraphSpec, path: Path, metadata: dict[str, Any]) -> Bundle:
+Part = tuple[nn.Module, GraphSpec]
+"""A module, and the function of a bundle that it becomes."""
+
+
+def convert(
+    model: nn.Module, spec: GraphSpec, path: Path, metadata: dict[str, Any], others: Sequence[Part] = ()
+) -> Bundle:
     """Write ``model`` to ``path`` as a bundle whose function ``main`` is what ``spec`` says.
 
+    ``others`` are further functions; parameters that modules have in common are stored once.
     Release mode without debug information: half the load time of what the converter leaves, and
     no path of this machine inside. The bundle appears under its name only when it is whole.
     """
     if path.suffix != SUFFIX:
         raise ContractError(f"{path} must end in {SUFFIX}")
-    program = _program(model, spec)
+    program = _program([(model, spec), *others])
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(
         {"kind": spec.kind, "limits": {axis: list(pair) for axis, pair in spec.limits.items()}, **metadata}
@@ -39,7 +46,7 @@ def convert(model: nn.Module, spec: GraphSpec, path: Path, metadata: dict[str, A
     return read_bundle(path)
 
 
-def _program(model: nn.Module, spec: GraphSpec) -> Any:
+def _program(parts: Sequence[Part]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a torch newer than the converter was tried with
@@ -49,19 +56,25 @@ def _program(model: nn.Module, spec: GraphSpec) -> Any:
         raise ContractError(
             f"the Core AI converter is not installed ({error}): pip install 'coreai-rgba-image[export]'"
         ) from error
-    names = [tensor.name for tensor in spec.inputs]
+    converter = TorchConverter(mode=TorchConverter.Mode.RELEASE)
+    for model, spec in parts:
+        converter.add_exported_program(
+            _traced(model, spec, get_decomp_table()),
+            input_names=[tensor.name for tensor in spec.inputs],
+            output_names=[tensor.name for tensor in spec.outputs],
+            entrypoint_name=spec.function,
+        )
+    program = converter.to_coreai()
+    strip_debug_info(program)
+    return program
+
+
+def _traced(model: nn.Module, spec: GraphSpec, decompositions: dict[Any, Any]) -> torch.export.ExportedProgram:
     # ComfyUI runs nodes in inference mode, whose tensors torch.export cannot trace.
     with torch.inference_mode(False), torch.no_grad():
         examples = tuple(_example(tensor, spec) for tensor in spec.inputs)
         exported = torch.export.export(model, examples, dynamic_shapes=_dynamic_shapes(spec), strict=False)
-        exported = exported.run_decompositions(get_decomp_table())
-    converter = TorchConverter(mode=TorchConverter.Mode.RELEASE)
-    converter.add_exported_program(
-        exported, input_names=names, output_names=[tensor.name for tensor in spec.outputs], entrypoint_name="main"
-    )
-    program = converter.to_coreai()
-    strip_debug_info(program)
-    return program
+        return exported.run_decompositions(decompositions)
 
 
 def _example(tensor: TensorSpec, spec: GraphSpec) -> torch.Tensor:
@@ -71,7 +84,7 @@ def _example(tensor: TensorSpec, spec: GraphSpec) -> torch.Tensor:
         if isinstance(axis, str) and axis not in spec.limits:
             raise ContractError(f"{spec.kind}: the size of axis {axis} is not known, bind it before the export")
         sizes.append(axis if isinstance(axis, int) else sum(spec.limits[axis]) // 2 + 1)
-    return torch.from_numpy(np.zeros(sizes, dtype=tensor.dtype))
+    return torch.zeros(sizes, dtype=getattr(torch, tensor.dtype))
 
 
 def _dynamic_shapes(spec: GraphSpec) -> tuple[dict[int, Any] | None, ...]:

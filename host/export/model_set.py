@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,16 @@ from typing import Any
 import torch
 
 from ..bundle import Bundle
-from ..contract import DIT, PIXELS_PER_TOKEN, TEXT_ENCODER, VAE_DECODER, ContractError
-from ..pipeline import check_grid, grid_of
+from ..contract import DIT, DIT_FUNCTIONS, PIXELS_PER_TOKEN, TEXT_ENCODER, VAE_DECODER, ContractError
+from ..graphs.dit import DiT
+from ..graphs.dit_functions import Finish, Head, Step, Tail, TextKeysValues
+from ..pipeline import grid_of
 from ..rope import write_axis_tables
+from ..sampling import check_grid
 from ..schedule import SchedulerConfig
-from .checkpoint import load_dit, load_text_encoder, load_vae_decoder, read_json
-from .convert import convert
+from .checkpoint import dit_config, load_dit, load_text_encoder, load_vae_decoder, read_json
+from .convert import Part, convert
+from .lora import Lora, apply_loras, check_loras
 
 PARTS = ("dit", "encoder", "vae", "host")
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -33,12 +37,13 @@ def export_model_set(
     sizes: Iterable[str] = DEFAULT_SIZES,
     dit_compute: str = "bf16",
     report: Callable[[str], None] = print,
+    loras: Sequence[Lora] = (),
 ) -> None:
     """Export ``parts`` of ``checkpoint`` into the model set ``out``.
 
     ``parts`` are among dit, encoder, vae, host, or all; ``sizes`` are pictures the VAE is made for,
-    ``512`` or ``384x256`` (width x height). ``report`` is told each step. Raises ``ContractError``
-    before anything is written if the request is wrong.
+    ``512`` or ``384x256`` (width x height). ``loras`` go into the DiT. ``report`` is told each step.
+    Raises ``ContractError`` before anything is written if the request is wrong.
     """
     checkpoint, out = Path(checkpoint), Path(out)
     chosen = _choose(parts)
@@ -47,6 +52,10 @@ def export_model_set(
         raise ContractError(f"dit compute is {dit_compute!r}: choose one of {', '.join(COMPUTE_DTYPES)}")
     if not (checkpoint / "model_index.json").is_file():
         raise ContractError(f"{checkpoint} has no model_index.json: pass the folder of a Qwen-Image-2.1 checkpoint")
+    if loras and "dit" not in chosen:
+        raise ContractError(f"a LoRA changes the DiT, which is not among the parts {chosen}: add dit")
+    if loras:
+        check_loras(dit_config(checkpoint), loras)
     if "host" in chosen:
         report("host: tokenizer, RoPE tables, scheduler settings")
         export_host(checkpoint, out)
@@ -54,8 +63,9 @@ def export_model_set(
         report("text encoder: bf16 weights, fp32 compute")
         export_text_encoder(checkpoint, out)
     if "dit" in chosen:
-        report(f"DiT: bf16 weights, {dit_compute} compute")
-        export_dit(checkpoint, out, dit_compute)
+        names = "".join(f", {lora.path.name} at {lora.strength:g}" for lora in loras)
+        report(f"DiT: bf16 weights, {dit_compute} compute{names}")
+        export_dit(checkpoint, out, dit_compute, loras)
     if "vae" in chosen:
         for height, width in grids:
             report(f"VAE decoder: {width * PIXELS_PER_TOKEN}x{height * PIXELS_PER_TOKEN}, fp32")
@@ -86,12 +96,30 @@ def export_text_encoder(checkpoint: Path, out: Path) -> Bundle:
     return convert(model, spec, out / "qi21_encoder_dynL_w16a32_ids_iofp32.aimodel", metadata)
 
 
-def export_dit(checkpoint: Path, out: Path, compute: str) -> Bundle:
+def export_dit(checkpoint: Path, out: Path, compute: str, loras: Sequence[Lora] = ()) -> Bundle:
     model = load_dit(checkpoint, COMPUTE_DTYPES[compute])
-    spec = DIT.bind({"D": model.config.context_in_dim})
-    metadata = {"weights": "bf16", "compute": compute, "num_layers": model.config.num_layers}
+    apply_loras(model, loras)
+    main, *others = dit_parts(model)
+    metadata: dict[str, Any] = {"weights": "bf16", "compute": compute, "num_layers": model.config.num_layers}
+    if loras:
+        metadata["loras"] = [lora.describe() for lora in loras]
     name = {"bf16": "bf16", "fp32": "w16a32"}[compute]
-    return convert(model, spec, out / f"qi21_dit_full_{name}_dyn_iofp32.aimodel", metadata)
+    return convert(*main, out / f"qi21_dit_full_{name}_dyn_iofp32.aimodel", metadata, others)
+
+
+def dit_parts(model: DiT) -> list[Part]:
+    """``main``, as published, and the functions that save work when a sampler calls them."""
+    config = model.config
+    sizes = {
+        "D": config.context_in_dim,
+        "width": config.width,
+        "blocks": config.num_layers,
+        "heads": config.num_attention_heads,
+        "head_size": config.attention_head_dim,
+    }
+    dtype = str(model.compute_dtype).removeprefix("torch.")
+    modules = (model, TextKeysValues(model), Step(model), Head(model), Tail(model), Finish(model))
+    return [(module, spec.bind(sizes, dtype)) for module, spec in zip(modules, (DIT, *DIT_FUNCTIONS), strict=True)]
 
 
 def export_vae_decoder(checkpoint: Path, out: Path, height: int, width: int) -> Bundle:
@@ -112,7 +140,10 @@ def export_vae_decoder(checkpoint: Path, out: Path, height: int, width: int) -> 
 
 def export_host(checkpoint: Path, out: Path) -> None:
     """What a host needs beside the bundles, in the published layout; licence files where there are any."""
-    scheduler = SchedulerConfig.from_json(read_json(checkpoint / "scheduler" / "scheduler_config.json"))
+    settings = read_json(checkpoint / "scheduler" / "scheduler_config.json")
+    # A few-step checkpoint's fixed sigmas are the pipeline's, not the scheduler's.
+    fixed = read_json(checkpoint / "model_index.json").get("sample_sigmas")
+    scheduler = SchedulerConfig.from_json({**settings, "sample_sigmas": fixed})
     processor = checkpoint / "processor"
     if not (processor / "tokenizer.json").is_file():
         raise ContractError(f"{processor} has no tokenizer.json: the host tokenizes with it")

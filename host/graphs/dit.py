@@ -8,6 +8,7 @@ behaviour, the host contract for the inputs.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +99,10 @@ class TextProjection(nn.Module):
         return self.out_layer(F.gelu(self.in_layer(self.text_norm(features)), approximate="tanh"))
 
 
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Query, key and value ``[1, heads, S, head size]`` to what each query reads, of the same shape."""
+
+
 class Attention(nn.Module):
     def __init__(self, config: DiTConfig):
         super().__init__()
@@ -109,16 +114,40 @@ class Attention(nn.Module):
         self.norm_q = RMSNorm(config.attention_head_dim, config.eps)
         self.norm_k = RMSNorm(config.attention_head_dim, config.eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, text_length: int) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        return self.to_out[0](attend(*self.project(x, cos, sin)).transpose(1, 2).flatten(2))
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, ``[1, heads, S, head size]`` each, positions applied."""
         query, key, value = (layer(x).unflatten(-1, (self.heads, -1)) for layer in (self.to_q, self.to_k, self.to_v))
         query = rotate_pairs(self.norm_q(query), cos, sin)
         key = rotate_pairs(self.norm_k(key), cos, sin)
-        query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))  # 1SHD -> 1HSD
-        text = F.scaled_dot_product_attention(
-            query[:, :, :text_length], key[:, :, :text_length], value[:, :, :text_length], is_causal=True
-        )
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+
+
+def joint_attention(text_length: int) -> Attend:
+    """For ``[text | image]`` in one sequence."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        text = text_attention(query[:, :, :text_length], key[:, :, :text_length], value[:, :, :text_length])
         image = F.scaled_dot_product_attention(query[:, :, text_length:], key, value)
-        return self.to_out[0](torch.cat((text, image), dim=2).transpose(1, 2).flatten(2))
+        return torch.cat((text, image), dim=2)
+
+    return attend
+
+
+def text_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def image_attention(text_key: Tensor, text_value: Tensor) -> Attend:
+    """For the image alone, whose queries see the text's keys and values first."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        key, value = torch.cat((text_key, key), dim=2), torch.cat((text_value, value), dim=2)
+        return F.scaled_dot_product_attention(query, key, value)
+
+    return attend
 
 
 class FeedForward(nn.Module):
@@ -142,10 +171,14 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.img_mlp = FeedForward(config)
 
-    def forward(self, x: Tensor, modulation: list[Tensor], cos: Tensor, sin: Tensor, text_length: int) -> Tensor:
+    def forward(self, x: Tensor, modulation: list[Tensor], cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         scale_1, gate_1, scale_2, gate_2 = modulation
-        x = x + gate_1 * self.attn(layer_norm(x, self.eps) * scale_1, cos, sin, text_length)
+        x = x + gate_1 * self.attn(layer_norm(x, self.eps) * scale_1, cos, sin, attend)
         return x + gate_2 * self.img_mlp(layer_norm(x, self.eps) * scale_2)
+
+    def project(self, x: Tensor, modulation: list[Tensor], cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The query, key and value of its attention, for a caller that needs no more."""
+        return self.attn.project(layer_norm(x, self.eps) * modulation[0], cos, sin)
 
 
 def layer_norm(x: Tensor, eps: float) -> Tensor:
@@ -189,27 +222,40 @@ class DiT(nn.Module):
         img_cos: Tensor,
         img_sin: Tensor,
     ) -> Tensor:
-        text_length = txt_feats.shape[1]
-        text = self.txt_in(txt_feats.to(self.compute_dtype))
-        image = self.img_in(img_tokens.to(self.compute_dtype))
+        text, image = self.project_text(txt_feats), self.project_image(img_tokens)
         x = torch.cat((text, image), dim=1)
         cos, sin = torch.cat((txt_cos, img_cos), dim=1), torch.cat((txt_sin, img_sin), dim=1)
 
-        embedding = self.embed_timestep(timestep)
-        modulation = self.modulate(embedding, text, image)
-        for block in self.transformer_blocks:
-            x = block(x, modulation, cos, sin, text_length)
+        embedding, embedding_0 = self.embed_timestep(timestep), self.embed_timestep(torch.zeros_like(timestep))
+        modulation = [
+            torch.cat((text_row.expand_as(text), image_row.expand_as(image)), dim=1)
+            for text_row, image_row in zip(self.modulate(embedding_0), self.modulate(embedding), strict=True)
+        ]
+        attend = joint_attention(text.shape[1])
+        for block in self.blocks:
+            x = block(x, modulation, cos, sin, attend)
+        return self.velocity(x[:, text.shape[1] :], embedding)
 
-        velocity = self.proj_out(self.norm_out(x[:, text_length:], embedding[:1]))
-        return velocity.float()
+    @property
+    def blocks(self) -> list[Block]:
+        return [block for block in self.transformer_blocks if isinstance(block, Block)]
+
+    def project_text(self, txt_feats: Tensor) -> Tensor:
+        return self.txt_in(txt_feats.to(self.compute_dtype))
+
+    def project_image(self, img_tokens: Tensor) -> Tensor:
+        return self.img_in(img_tokens.to(self.compute_dtype))
 
     def embed_timestep(self, timestep: Tensor) -> Tensor:
-        """Embeddings of t and of 0, ``[2, width]``: image tokens read the first row, text tokens the second."""
-        both = timestep_embedding(torch.cat((timestep, torch.zeros_like(timestep))))
-        return self.time_text_embed["timestep_embedder"](both.to(self.compute_dtype))
+        """``t [1]`` to its embedding, ``[1, width]``: image tokens read that of t, text tokens that of 0."""
+        sinusoid = timestep_embedding(timestep).to(self.compute_dtype)
+        return self.time_text_embed["timestep_embedder"](sinusoid)
 
-    def modulate(self, embedding: Tensor, text: Tensor, image: Tensor) -> list[Tensor]:
-        """Scale and gate of attention and feed-forward, ``[1, L + N, width]`` each, the same for every block."""
+    def modulate(self, embedding: Tensor) -> list[Tensor]:
+        """Scale and gate of attention and feed-forward, ``[1, width]`` each, the same for every block."""
         scale_1, gate_1, scale_2, gate_2 = self.modulation(embedding).chunk(4, dim=-1)
-        rows = (1 + scale_1, gate_1.tanh(), 1 + scale_2, gate_2.tanh())
-        return [torch.cat((row[1:].expand_as(text), row[:1].expand_as(image)), dim=1) for row in rows]
+        return [1 + scale_1, gate_1.tanh(), 1 + scale_2, gate_2.tanh()]
+
+    def velocity(self, image: Tensor, embedding: Tensor) -> Tensor:
+        """The last block's image tokens ``[1, N, width]`` to the velocity ``[1, N, 64]``, float32."""
+        return self.proj_out(self.norm_out(image, embedding)).float()

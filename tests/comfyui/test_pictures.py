@@ -14,7 +14,8 @@ from safetensors.numpy import load, save_file
 
 from coreai_rgba_image.host.latents import from_vae_space, initial_noise, to_vae_space, unpack
 from coreai_rgba_image.host.model_set import ModelSet
-from coreai_rgba_image.host.pipeline import Sampling, encode_prompt, generate
+from coreai_rgba_image.host.pipeline import encode_prompt, generate
+from coreai_rgba_image.host.sampling import Sampling, Settings
 
 from .server import REPOSITORY, Client, Run, Server, Workflow
 from .workflows import TEXT, latents, node, picture
@@ -38,9 +39,9 @@ def saved_latents(client: Client, run: Run) -> np.ndarray:
     return load(client.view(output))["latent_tensor"]
 
 
-def sampled(model: ModelSet, noise: np.ndarray, **settings: Any) -> np.ndarray:
+def sampled(model: ModelSet, noise: np.ndarray, steps: int = 2, cfg: float = 1.0, **others: Any) -> np.ndarray:
     """What the host's sampler makes of that noise and ``workflows.TEXT``, as a LATENT carries it."""
-    sampling = Sampling(model, encode_prompt(model, TEXT), noise, **{"steps": 2, **settings})
+    sampling = Sampling(model, encode_prompt(model, TEXT), noise, Settings(steps, cfg), **others)
     list(sampling.run())
     height, width = noise.shape[2:]
     return unpack(to_vae_space(sampling.tokens, model.latent_statistics), height, width)
@@ -85,7 +86,7 @@ def test_alpha_survives_join_save_and_load(client: Client, server: Server, tiny_
     workflow["save"] = node("SaveImage", images=["joined", 0], filename_prefix="joined")
     run = client.run(workflow)
     [joined] = saved_pictures(client, run)
-    expected = generate(tiny_model, TEXT, 192, 128, steps=3, seed=7)
+    expected = generate(tiny_model, TEXT, 192, 128, Settings(3), seed=7)
     np.testing.assert_array_equal(np.asarray(joined), expected)
     assert len(np.unique(expected[..., 3])) > 20, "the alpha is too plain to show anything"
 

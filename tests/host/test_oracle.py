@@ -15,9 +15,10 @@ import torch
 
 from coreai_rgba_image.host.latents import initial_noise, to_vae_space
 from coreai_rgba_image.host.model_set import ModelSet
-from coreai_rgba_image.host.pipeline import Sampling, decode, encode_prompt
+from coreai_rgba_image.host.pipeline import decode, encode_prompt
 from coreai_rgba_image.host.pixels import composite, to_rgba8
 from coreai_rgba_image.host.prompt import PromptTokenizer, PromptTokens
+from coreai_rgba_image.host.sampling import Sampling, Settings
 
 pytestmark = pytest.mark.slow
 
@@ -88,9 +89,8 @@ def ours(path: Path, setting: Setting) -> Result:
     model, grid = ModelSet(path), (setting.height // 16, setting.width // 16)
     positive = encode_prompt(model, setting.prompt)
     negative = None if setting.negative is None else encode_prompt(model, setting.negative)
-    sampling = Sampling(
-        model, positive, initial_noise(setting.seed, *grid), steps=setting.steps, cfg=setting.cfg, negative=negative
-    )
+    noise = initial_noise(setting.seed, *grid)
+    sampling = Sampling(model, positive, noise, Settings(setting.steps, setting.cfg), negative=negative)
     list(sampling.run())
     [image] = decode(model, sampling.tokens, *grid)
     return Result(sampling.tokens, to_rgba8(image), sampling.schedule.sigmas)

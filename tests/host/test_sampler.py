@@ -1,19 +1,37 @@
 """The denoising loop, bit for bit diffusers' scheduler, and its promises to the caller."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchEulerDiscreteScheduler
+from diffusers import DPMSolverMultistepScheduler, FlowMatchEulerDiscreteScheduler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coreai_rgba_image.host.contract import ContractError
-from coreai_rgba_image.host.sampler import Denoiser, Inpainting, add_noise, sample_euler, with_guidance
-from coreai_rgba_image.host.schedule import flow_match_schedule, partial_schedule
+from coreai_rgba_image.host.sampler import (
+    SAMPLERS,
+    Denoiser,
+    Inpainting,
+    add_noise,
+    check_sampler,
+    sample,
+    with_guidance,
+)
+from coreai_rgba_image.host.schedule import (
+    Schedule,
+    SchedulerConfig,
+    flow_match_schedule,
+    named_config,
+    partial_schedule,
+    schedule_from_sigmas,
+)
 
 TOKENS = 96
+
+SHORT = flow_match_schedule(5, TOKENS)
 
 
 def random_tokens(seed: int, batch: int = 1) -> np.ndarray:
@@ -39,7 +57,7 @@ def test_steps_equal_the_references_bit_for_bit(steps: int) -> None:
     velocities = [random_tokens(seed) * (1 + seed) for seed in range(1, steps + 1)]
 
     expected = torch.from_numpy(random_tokens(0))
-    sampled = sample_euler(recorded(iter(velocities)), random_tokens(0), schedule)
+    sampled = sample(recorded(iter(velocities)), random_tokens(0), schedule)
     for velocity, timestep, step in zip(velocities, scheduler.timesteps, sampled, strict=True):
         expected = scheduler.step(torch.from_numpy(velocity), timestep, expected, return_dict=False)[0]
         assert step.x.dtype == np.float32
@@ -66,16 +84,17 @@ def test_40_steps_under_the_published_schedule_equal_the_references_end_to_end()
         times.append(timestep)
         return rotating(x, timestep)
 
-    *_, last = sample_euler(denoise, random_tokens(0), flow_match_schedule(40, TOKENS))
+    *_, last = sample(denoise, random_tokens(0), flow_match_schedule(40, TOKENS))
     assert np.array_equal(last.x, expected.numpy())
     assert (times[0].shape, times[0].dtype) == ((1,), np.float32)
     assert np.array_equal(times, seen)
 
 
-def test_every_step_points_at_the_picture_it_heads_for() -> None:
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_every_step_points_at_the_picture_it_heads_for(sampler: str) -> None:
     schedule = flow_match_schedule(4, TOKENS)
     data, noise = random_tokens(1), random_tokens(2)
-    steps = list(sample_euler(lambda x, t: noise - data, noise, schedule))
+    steps = list(sample(lambda x, t: noise - data, noise, schedule, sampler=sampler))
     assert [(step.index, step.total) for step in steps] == [(0, 4), (1, 4), (2, 4), (3, 4)]
     for step in steps:
         assert np.allclose(step.denoised, data, atol=1e-5)
@@ -83,7 +102,7 @@ def test_every_step_points_at_the_picture_it_heads_for() -> None:
 
 
 def test_the_first_step_of_one_lands_on_noise_minus_velocity() -> None:
-    [step] = sample_euler(lambda x, t: random_tokens(1), random_tokens(0), flow_match_schedule(1, TOKENS))
+    [step] = sample(lambda x, t: random_tokens(1), random_tokens(0), flow_match_schedule(1, TOKENS))
     assert np.array_equal(step.x, random_tokens(0) - random_tokens(1))
     assert np.array_equal(step.x, step.denoised)
 
@@ -95,7 +114,7 @@ def test_the_denoiser_is_called_once_for_each_step_asked_for() -> None:
         calls.append(timestep.item())
         return x
 
-    loop = sample_euler(denoise, random_tokens(0), flow_match_schedule(5, TOKENS))
+    loop = sample(denoise, random_tokens(0), flow_match_schedule(5, TOKENS))
     assert calls == []
     for expected in range(1, 6):
         next(loop)
@@ -104,10 +123,143 @@ def test_the_denoiser_is_called_once_for_each_step_asked_for() -> None:
     assert len(calls) == 5
 
 
-def test_the_callers_arrays_stay_as_they_are() -> None:
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_the_callers_arrays_stay_as_they_are(sampler: str) -> None:
     start = random_tokens(0)
-    list(sample_euler(rotating, start, flow_match_schedule(3, TOKENS), None))
+    list(sample(rotating, start, SHORT, sampler=sampler))
     assert np.array_equal(start, random_tokens(0))
+
+
+def exact(sigma: float, mean: float, std: float) -> np.ndarray:
+    """Where the flow from noise to data ~ N(mean, std²) takes the tokens ``random_tokens(0)``.
+
+    At sigma it is N((1 - sigma) mean, (1 - sigma)² std² + sigma²), and a path keeps its place in it.
+    """
+    return np.float32((1 - sigma) * mean + np.hypot((1 - sigma) * std, sigma) * random_tokens(0))
+
+
+def gaussian_flow(mean: float, std: float) -> Denoiser:
+    """The velocity of that flow, ``E[noise - data | x]``."""
+
+    def velocity(x: np.ndarray, timestep: np.ndarray) -> np.ndarray:
+        sigma = timestep.item()
+        variance = ((1 - sigma) * std) ** 2 + sigma**2
+        return (sigma - (1 - sigma) * std**2) / variance * (x - (1 - sigma) * mean) - mean
+
+    return velocity
+
+
+def errors(schedule: Schedule, mean: float, std: float) -> dict[str, np.ndarray]:
+    """RMS distance from the exact solution after each step, by sampler, ``[steps]``."""
+    start = exact(float(schedule.sigmas[0]), mean, std)
+    expected = [exact(float(sigma), mean, std) for sigma in schedule.sigmas[1:]]
+    results = {}
+    for name in SAMPLERS:
+        made = [step.x for step in sample(gaussian_flow(mean, std), start, schedule, sampler=name)]
+        assert all(x.dtype == np.float32 for x in made)
+        results[name] = np.sqrt(np.mean(np.square(np.subtract(made, expected, dtype=np.float64)), axis=(1, 2, 3)))
+    return results
+
+
+@pytest.mark.parametrize("terminal", [0.0, 0.02])
+@pytest.mark.parametrize("mean", [0.0, 0.3, 1.0])
+def test_at_10_steps_the_second_order_error_is_at_most_a_third_of_eulers(mean: float, terminal: float) -> None:
+    """For data twice as wide as the noise; narrower ones need more steps before the second order shows."""
+    found = errors(flow_match_schedule(10, 1024, SchedulerConfig(shift_terminal=terminal)), mean, std=2.0)
+    assert found["dpmpp_2m"][-1] < found["euler"][-1] / 3
+
+
+@pytest.mark.parametrize("terminal", [0.0, 0.02])
+@pytest.mark.parametrize("std", [0.1, 0.3, 0.5, 1.0, 2.0])
+def test_at_80_steps_it_is_at_most_a_quarter_whatever_the_data(std: float, terminal: float) -> None:
+    found = errors(flow_match_schedule(80, 1024, SchedulerConfig(shift_terminal=terminal)), 0.5, std)
+    assert found["dpmpp_2m"][-1] < found["euler"][-1] / 4
+
+
+@pytest.mark.parametrize("std", [0.5, 1.0, 2.0])
+def test_twice_the_steps_halve_eulers_error_and_quarter_the_second_orders(std: float) -> None:
+    """Equal steps in lambda from sigma 0.9 to 0.1; the one to 0 is of first order and not counted."""
+    found = []
+    for steps in (40, 80, 160):
+        log_snr = np.linspace(np.log(0.1 / 0.9), np.log(0.9 / 0.1), steps + 1)
+        found.append(errors(schedule_from_sigmas(1 / (1 + np.exp(log_snr))), 0.5, std))
+    for coarse, fine in pairwise(found):
+        assert coarse["euler"][-2] / fine["euler"][-2] == pytest.approx(2, rel=0.05)
+        assert coarse["dpmpp_2m"][-2] / fine["dpmpp_2m"][-2] == pytest.approx(4, rel=0.05)
+
+
+@pytest.mark.parametrize("std", [0.3, 0.5, 1.0])
+def test_from_pure_noise_to_the_end_the_error_falls_with_second_order_too(std: float) -> None:
+    """A little slower than by 4 on each doubling, as the steps in lambda are endless at both ends."""
+    config = SchedulerConfig(shift_terminal=0.0)
+    coarse, fine = (errors(flow_match_schedule(steps, 1024, config), 0.5, std) for steps in (160, 640))
+    assert coarse["euler"][-1] / fine["euler"][-1] == pytest.approx(4, rel=0.05)
+    assert 9 < coarse["dpmpp_2m"][-1] / fine["dpmpp_2m"][-1] < 17
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        *(flow_match_schedule(steps, 1024) for steps in (1, 2, 3, 10, 40)),
+        flow_match_schedule(6, 1024, named_config("viggle-turbo-6")),
+        partial_schedule(12, 0.6, 1024),
+    ],
+    ids=lambda schedule: f"{schedule.steps}",
+)
+def test_dpmpp_2m_equals_the_references_solver(schedule: Schedule) -> None:
+    """To 1e-5 of the tokens' size: the same formula, in another order of fp32 operations."""
+    solver = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True)
+    solver.set_timesteps(schedule.steps)
+    solver.sigmas, solver.timesteps = torch.from_numpy(schedule.sigmas), torch.from_numpy(schedule.timesteps)
+    solver.set_begin_index(0)
+    expected = torch.from_numpy(random_tokens(0))
+    for step in sample(rotating, random_tokens(0), schedule, sampler="dpmpp_2m"):
+        timestep = solver.timesteps[step.index]
+        velocity = torch.from_numpy(rotating(expected.numpy(), (timestep / 1000).numpy()))
+        expected = solver.step(velocity, timestep, expected, return_dict=False)[0]
+        assert np.abs(step.x - expected.numpy()).max() < 1e-5 * np.abs(expected.numpy()).max()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 40])
+def test_dpmpp_2m_takes_eulers_steps_to_the_last_bit_where_lambda_has_no_end(steps: int) -> None:
+    """The first two steps from pure noise, and the one that ends in 0; no warning on the way."""
+    schedule = flow_match_schedule(steps, TOKENS)
+    before = random_tokens(0)
+    with np.errstate(all="raise"):
+        made = list(sample(rotating, before, schedule, sampler="dpmpp_2m"))
+    for index, step in enumerate(made):
+        sigma, next_sigma = schedule.sigmas[index : index + 2]
+        expected = before + (next_sigma - sigma) * rotating(before, schedule.timesteps[index : index + 1] / 1000)
+        assert np.array_equal(step.x, expected) == (index in {0, 1, steps - 1})
+        before = step.x
+    assert np.array_equal(made[-1].x, made[-1].denoised)
+
+
+def test_a_sigma_that_fp32_repeats_is_stepped_over() -> None:
+    sigmas = np.float32([0.75, 0.5, 0.5, 0.25, 0])
+    repeated = Schedule(sigmas, sigmas[:-1] * np.float32(1000), 0.0)
+    with np.errstate(all="raise"):
+        *_, last = sample(rotating, random_tokens(0), repeated, sampler="dpmpp_2m")
+    assert np.isfinite(last.x).all()
+
+
+def test_pictures_sampled_in_turn_do_not_see_each_others_steps() -> None:
+    starts = [random_tokens(0), random_tokens(1)]
+    alone = [list(sample(rotating, start, SHORT, sampler="dpmpp_2m"))[-1].x for start in starts]
+    *_, together = zip(*(sample(rotating, start, SHORT, sampler="dpmpp_2m") for start in starts), strict=True)
+    assert np.array_equal([step.x for step in together], alone)
+
+
+def test_an_unknown_sampler_is_answered_with_the_known_ones() -> None:
+    assert list(SAMPLERS) == ["euler", "dpmpp_2m"]
+    for name in SAMPLERS:
+        check_sampler(name)
+    for attempt in (
+        lambda: check_sampler("heun"),
+        lambda: next(sample(rotating, random_tokens(0), SHORT, None, "heun")),
+    ):
+        with pytest.raises(ContractError, match="no sampler 'heun': choose one of euler, dpmpp_2m"):
+            attempt()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -115,7 +267,7 @@ def test_the_callers_arrays_stay_as_they_are() -> None:
 def test_a_velocity_that_is_not_finite_stops_the_loop_and_names_the_step(value: float, bad: int) -> None:
     velocities = [random_tokens(seed) for seed in range(5)]
     velocities[bad - 1][0, 3, :2] = value
-    loop = sample_euler(recorded(iter(velocities)), random_tokens(9), flow_match_schedule(5, TOKENS))
+    loop = sample(recorded(iter(velocities)), random_tokens(9), flow_match_schedule(5, TOKENS))
     for _ in range(bad - 1):
         next(loop)
     with pytest.raises(ContractError, match=rf"step {bad} of 5 is not finite \(2 of {TOKENS * 64} values\)"):
@@ -155,12 +307,13 @@ def test_noise_level_1_is_the_noise_and_0_the_latents() -> None:
     assert np.array_equal(halfway, np.float32(0.5) * noise + np.float32(0.5) * latents)
 
 
-def test_inpainting_keeps_what_the_mask_excludes_exactly() -> None:
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_inpainting_keeps_what_the_mask_excludes_exactly(sampler: str) -> None:
     latents, noise, schedule = random_tokens(1), random_tokens(2), partial_schedule(6, 0.5, TOKENS)
     mask = np.zeros((1, TOKENS, 1), dtype=np.float32)
     mask[:, TOKENS // 2 :] = 1
     start = add_noise(latents, noise, schedule.sigmas[0])
-    steps = list(sample_euler(rotating, start, schedule, Inpainting(mask, latents, noise)))
+    steps = list(sample(rotating, start, schedule, Inpainting(mask, latents, noise), sampler))
     for step, sigma in zip(steps, schedule.sigmas[1:], strict=True):
         kept = add_noise(latents, noise, sigma)[:, : TOKENS // 2]
         assert np.array_equal(step.x[:, : TOKENS // 2], kept)
@@ -169,10 +322,11 @@ def test_inpainting_keeps_what_the_mask_excludes_exactly() -> None:
     assert changed.mean() > 0.99
 
 
-def test_inpainting_everything_is_no_inpainting_and_nothing_gives_the_latents_back() -> None:
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_inpainting_everything_is_no_inpainting_and_nothing_gives_the_latents_back(sampler: str) -> None:
     latents, noise, schedule = random_tokens(1), random_tokens(2), flow_match_schedule(5, TOKENS)
-    *_, plain = sample_euler(rotating, noise, schedule)
+    *_, plain = sample(rotating, noise, schedule, sampler=sampler)
     for value, expected in ((1, plain.x), (0, latents)):
         mask = np.full((1, TOKENS, 1), value, dtype=np.float32)
-        *_, last = sample_euler(rotating, noise, schedule, Inpainting(mask, latents, noise))
+        *_, last = sample(rotating, noise, schedule, Inpainting(mask, latents, noise), sampler)
         assert np.array_equal(last.x, expected)

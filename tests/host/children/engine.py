@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -24,7 +25,7 @@ import psutil
 from coreai_rgba_image.host import runtime
 from coreai_rgba_image.host.bundle import read_bundle
 from coreai_rgba_image.host.contract import GraphSpec
-from coreai_rgba_image.host.runtime import LoadedGraph
+from coreai_rgba_image.host.runtime import LoadedFunction
 
 WARM_UP = 30
 IDS = np.arange(512, dtype=np.int32)[None] % 250
@@ -115,19 +116,19 @@ class NativeCalls:
         self.on_call = on_call
 
     def __enter__(self) -> "NativeCalls":
-        native = LoadedGraph._call
+        native = LoadedFunction._call
 
-        async def counted(graph: LoadedGraph, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        async def counted(function: LoadedFunction, *arguments: Any) -> dict[str, Any]:
             self.total += 1
             self.running += 1
             self.most_at_once = max(self.most_at_once, self.running)
             self.on_call()
             try:
-                return await native(graph, arrays)
+                return await native(function, *arguments)
             finally:
                 self.running -= 1
 
-        self._patch = patch.object(LoadedGraph, "_call", counted)
+        self._patch = patch.object(LoadedFunction, "_call", counted)
         self._patch.start()
         return self
 
@@ -138,14 +139,14 @@ class NativeCalls:
 def stopped_sampling(path: Path) -> dict[str, int]:
     """Native calls of a run closed after its second step, of one stopped by an exception, of a whole one."""
     from coreai_rgba_image.host.model_set import ModelSet  # here, because torch comes with it
-    from coreai_rgba_image.host.pipeline import Sampling
+    from coreai_rgba_image.host.sampling import Sampling, Settings
 
     rng = np.random.default_rng(0)
     noise = rng.standard_normal((1, 64, 8, 8), np.float32)
     prompt = rng.standard_normal((1, 8, 64), np.float32)
 
     def new_run() -> Sampling:
-        return Sampling(ModelSet(path), prompt, noise, steps=5)
+        return Sampling(ModelSet(path), prompt, noise, Settings(5))
 
     with NativeCalls() as closed:
         steps = new_run().run()

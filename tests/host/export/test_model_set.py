@@ -2,6 +2,7 @@
 
 import getpass
 import json
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,7 @@ def test_the_encoder_has_the_published_names_dtypes_and_axes(tiny_set: Path) -> 
 def test_the_dit_has_the_published_names_dtypes_and_axes(tiny_set: Path, bf16_set: Path, compute: str) -> None:
     rope = "NDArray (Float32, 1 × ? × 64)"
     assert described({"fp32": tiny_set / DIT_FP32, "bf16": bf16_set / DIT_BF16}[compute]) == (
-        ["main"],
+        ["main", "text_kv", "step", "head", "tail", "finish"],
         [
             ("img_tokens", "NDArray (Float32, 1 × ? × 64)"),
             ("txt_feats", "NDArray (Float32, 1 × ? × 64)"),
@@ -204,9 +205,21 @@ def test_the_scheduler_settings_are_the_checkpoints(tiny_set: Path, tiny_checkpo
     written = json.loads((tiny_set / "host" / "scheduler.json").read_text(encoding="utf-8"))
     assert written == asdict(SchedulerConfig())
     source = json.loads((tiny_checkpoint / "scheduler" / "scheduler_config.json").read_text(encoding="utf-8"))
-    assert {name: source[name] for name in written if name != "steps"} == {
-        name: value for name, value in written.items() if name != "steps"
+    ours = {"steps", "sample_sigmas"}  # diffusers keeps these in the pipeline, not in the scheduler
+    assert {name: source[name] for name in written if name not in ours} == {
+        name: value for name, value in written.items() if name not in ours
     }
+
+
+def test_the_fixed_sigmas_of_a_few_step_checkpoint_are_kept(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    turbo = tmp_path / "turbo"
+    shutil.copytree(tiny_checkpoint, turbo)
+    index = json.loads((turbo / "model_index.json").read_text(encoding="utf-8"))
+    nodes = [1.0, 0.8, 0.4]
+    (turbo / "model_index.json").write_text(json.dumps({**index, "sample_sigmas": nodes}), encoding="utf-8")
+    export_host(turbo, tmp_path / "set")
+    config = SchedulerConfig.from_file(tmp_path / "set" / "host" / "scheduler.json")
+    assert (config.sample_sigmas, config.steps) == (tuple(nodes), 3)
 
 
 def test_the_tokenizer_is_the_checkpoints(tiny_set: Path, tiny_checkpoint: Path) -> None:

@@ -93,15 +93,19 @@ def test_velocities_equal_the_references_at_any_time(pair: Pair, time: float) ->
     assert agrees(run(ours, inputs), reference)
 
 
+def modulate_at(timestep: Tensor, ours: DiT, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modulate text and image alike, from the same time."""
+    modulate, embedding = ours.modulate, ours.embed_timestep(timestep)
+    monkeypatch.setattr(ours, "modulate", lambda _: modulate(embedding))
+
+
 def test_image_tokens_modulated_from_0_miss_the_bar(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    modulate = case.ours.modulate
-    monkeypatch.setattr(case.ours, "modulate", lambda rows, text, image: modulate(rows[[1, 1]], text, image))
+    modulate_at(torch.zeros(1), case.ours, monkeypatch)
     assert not agrees(run(case.ours, case.inputs), case.reference)
 
 
 def test_text_tokens_modulated_from_t_miss_the_bar(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    modulate = case.ours.modulate
-    monkeypatch.setattr(case.ours, "modulate", lambda rows, text, image: modulate(rows[[0, 0]], text, image))
+    modulate_at(case.inputs["timestep"], case.ours, monkeypatch)
     assert not agrees(run(case.ours, case.inputs), case.reference)
 
 
