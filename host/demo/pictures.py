@@ -1,8 +1,9 @@
 """Draws the pictures of the demo's grammar, and the ideal masks its measure compares with.
 
 Shapes are signed distances on the pixel grid, so that antialiasing, the soft edge of glass and the
-colour that bleeds under alpha 0 all come from one number. None of the drawings looks the same with
-rows and columns exchanged, except circle, square and ring: a transposed picture is seen as wrong.
+colour that bleeds under alpha 0 all come from one number. Arms and rings are not thinner than a
+latent tile on a large shape, so that a tiny model can draw them. None of the drawings looks the same
+with rows and columns exchanged, except circle, square and ring: a transposed picture is seen as wrong.
 """
 
 import math
@@ -17,10 +18,10 @@ from .captions import COLOURS, Scene
 
 Array = NDArray[np.float32]
 
-RADII = {"large": (0.36, 0.40), "small": (0.18, 0.20)}
+RADII = {"large": (0.37, 0.41), "small": (0.22, 0.24)}
 """Radius as a fraction of the canvas's shorter side. Shapes fit a circle of that radius, roughly."""
 
-SIZE_LIMIT = 0.28
+SIZE_LIMIT = 0.3
 """Radius between the two size classes."""
 
 GLASS_ALPHA = 0.5
@@ -32,7 +33,7 @@ BLEED = (0.02, 0.05)
 
 CENTRE_JITTER = 0.02
 CIRCLE_RADIUS = 0.92
-RING_RADIUS, RING_HALF_WIDTH = 0.74, 0.22
+RING_RADIUS, RING_HALF_WIDTH = 0.69, 0.27
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,10 @@ def outline(shape: str) -> Array:
     elif shape == "diamond":
         points = [(0.0, -1.08), (0.62, 0.0), (0.0, 1.08), (-0.62, 0.0)]
     elif shape == "star":
-        turns = [(math.pi / 5 * corner, 1.08 if corner % 2 == 0 else 0.42) for corner in range(10)]
+        turns = [(math.pi / 5 * corner, 1.08 if corner % 2 == 0 else 0.52) for corner in range(10)]
         points = [(radius * math.sin(turn), -radius * math.cos(turn)) for turn, radius in turns]
     elif shape == "cross":  # a Latin cross: the bar sits above the middle
-        w, top, bottom, side, bar = 0.22, -1.02, 1.02, 0.7, -0.32
+        w, top, bottom, side, bar = 0.31, -1.02, 1.02, 0.8, -0.32
         right = [(w, top), (w, bar - w), (side, bar - w), (side, bar + w), (w, bar + w), (w, bottom)]
         points = right + [(-x, y) for x, y in reversed(right)]
     elif shape == "heart":

@@ -19,7 +19,7 @@ def test_the_mask_has_the_same_area_at_every_size(shape: str) -> None:
 def test_known_areas() -> None:
     assert unit_area("circle") == pytest.approx(np.pi * 0.92**2, rel=0.01)
     assert unit_area("square") == pytest.approx(1.64**2, rel=0.01)
-    assert unit_area("ring") == pytest.approx(np.pi * (0.96**2 - 0.52**2), rel=0.01)
+    assert unit_area("ring") == pytest.approx(np.pi * (0.96**2 - 0.42**2), rel=0.01)
 
 
 @pytest.mark.parametrize("shape", ["triangle", "star", "diamond", "cross", "heart"])

@@ -18,22 +18,27 @@ from coreai_rgba_image.host.demo.breakages import (
     checkpoint_statistics,
     checkpoint_tokenizer,
     picture,
+    sampled,
     torch_graphs,
 )
 from coreai_rgba_image.host.demo.captions import Scene
-from coreai_rgba_image.host.demo.measure import BARS, Scores, judge, score
+from coreai_rgba_image.host.demo.measure import BARS, Pixels, Scores, judge, score
 from coreai_rgba_image.host.demo.ship import CHECKPOINT_FOLDER, SIZES, export_shipped
 from coreai_rgba_image.host.demo.train import held_out_questions
+from coreai_rgba_image.host.denoiser import Shortcuts
+from coreai_rgba_image.host.latents import initial_noise
 from coreai_rgba_image.host.model_set import EMBEDDED_FOLDER, ModelSet
+from coreai_rgba_image.host.pipeline import encode_prompts
 from coreai_rgba_image.host.pixels import composite
 from coreai_rgba_image.host.prompt import PromptTokenizer
+from coreai_rgba_image.host.sampling import Sampling, Settings
 
 pytestmark = pytest.mark.slow
 
-ON_RUNTIME = 8
-BROKEN = 12
-NOT_YET = "shape"
-"""The one bar that this training run does not reach: 0.67 of the shapes overlap enough, 0.90 should."""
+ON_RUNTIME = 24
+BROKEN = 24
+NO_MARGIN = "shape"
+"""The one bar that is met without any room: 180 of 200 shapes were right when last counted, 0.90 is the bar."""
 
 BREAKAGES = (
     "another prompt's embedding",
@@ -127,26 +132,41 @@ def scores(in_torch: Graphs, tokenizer: PromptTokenizer, questions: list[Questio
     return scores_of(in_torch, tokenizer, questions)
 
 
-def test_pictures_have_the_colour_alpha_and_size_asked_for(scores: Scores) -> None:
-    assert missed_bars(scores) <= {NOT_YET}, scores
+def test_pictures_in_torch_show_what_was_asked_for(scores: Scores) -> None:
+    assert missed_bars(scores) <= {NO_MARGIN}, scores
+    assert scores.shape > 0.85
 
 
-@pytest.mark.xfail(reason="trained for 3200 steps only; more are needed for the shapes", strict=True)
-def test_pictures_have_the_shape_asked_for(scores: Scores) -> None:
-    assert NOT_YET not in missed_bars(scores), scores
+@pytest.mark.xfail(reason="at the bar itself, so rounding decides: more training is due", strict=False)
+def test_pictures_in_torch_have_the_shape_asked_for(scores: Scores) -> None:
+    assert NO_MARGIN not in missed_bars(scores), scores
 
 
 def test_most_pictures_are_right_in_everything(scores: Scores) -> None:
     """Else the breakages below, after which fewer than half may be, would show nothing."""
-    assert scores.all_right > 0.6
+    assert scores.all_right > 0.7
 
 
-def test_pictures_of_the_runtime_are_those_of_torch(
+@pytest.fixture(scope="module")
+def on_both(
     in_torch: Graphs, on_runtime: Graphs, tokenizer: PromptTokenizer, questions: list[Question]
-) -> None:
+) -> list[tuple[Question, Pixels, Pixels]]:
+    """Questions with the runtime's picture and torch's."""
+    pairs = []
     for question in questions[:ON_RUNTIME]:
         asked = (tokenizer, question.scene.caption, question.seed, question.height, question.width)
-        found, expected = picture(on_runtime, *asked), picture(in_torch, *asked)
+        pairs.append((question, picture(on_runtime, *asked), picture(in_torch, *asked)))
+    return pairs
+
+
+def test_pictures_of_the_runtime_show_what_was_asked_for(on_both: list[tuple[Question, Pixels, Pixels]]) -> None:
+    scores = score([(question.scene, judge(found, question.scene)) for question, found, _ in on_both])
+    assert missed_bars(scores) <= {NO_MARGIN}, scores
+    assert scores.shape > 0.75
+
+
+def test_pictures_of_the_runtime_are_those_of_torch(on_both: list[tuple[Question, Pixels, Pixels]]) -> None:
+    for _, found, expected in on_both:
         error = composite(found[None]).astype(np.float64) - composite(expected[None])
         assert 10 * np.log10(255**2 / max((error**2).mean(), 1e-12)) >= 45
         assert np.abs(found[..., 3].astype(int) - expected[..., 3]).max() <= 2
@@ -159,6 +179,35 @@ def test_the_measure_notices(
     broken = breakages(in_torch, tokenizer, checkpoint_statistics(CHECKPOINT_FOLDER), questions[:BROKEN])
     assert set(broken) == set(BREAKAGES)
     assert scores_of(broken[name], tokenizer, questions[:BROKEN]).all_right < 0.5
+
+
+def test_ten_steps_of_the_second_order_sampler_are_nearer_to_the_flow_than_twenty_of_euler(
+    in_torch: Graphs, tokenizer: PromptTokenizer, questions: list[Question]
+) -> None:
+    """The flow being 100 steps of Euler."""
+    errors = []
+    for question in questions[:8]:
+        asked = (in_torch, tokenizer, question.scene.caption, question.seed, question.height, question.width)
+        exact = sampled(*asked, steps=100)
+        results = sampled(*asked, steps=10, sampler="dpmpp_2m"), sampled(*asked, steps=20), sampled(*asked, steps=10)
+        errors.append([np.square(result - exact).mean() for result in results])
+    multistep, euler_20, euler_10 = np.sqrt(np.mean(errors, axis=0))
+    assert multistep < euler_20 < euler_10
+
+
+@pytest.mark.parametrize("cfg", [1.0, 3.0])
+def test_reusing_the_text_gives_the_same_bits(questions: list[Question], cfg: float) -> None:
+    """Small pictures, of which the runtime makes many; equal latents decode to equal bytes."""
+    model = ModelSet(EMBEDDED_FOLDER)
+    for question in questions[:20]:
+        prompts = encode_prompts(model, [question.scene.caption, "a large black cross sticker"])
+        results = []
+        for choice in ("on", "off"):
+            settings = Settings(4, cfg, shortcuts=Shortcuts(choice))
+            sampling = Sampling(model, prompts[0], initial_noise(question.seed, 8, 8), settings, negative=prompts[1])
+            list(sampling.run())
+            results.append(sampling.tokens)
+        assert np.array_equal(*results)
 
 
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (16, 24)])
