@@ -12,6 +12,55 @@ from . import comfy
 from .comfy import io
 
 
+def _optional_inputs() -> list[io.Input]:
+    """What a graph need not set: how the steps are spaced and taken, and what may be left out."""
+    return [
+        io.Combo.Input(
+            "sampler",
+            options=list(SAMPLERS),
+            default="euler",
+            optional=True,
+            tooltip="euler is the model's own; dpmpp_2m is second order, worth trying from 20 steps on.",
+        ),
+        io.Combo.Input(
+            "schedule",
+            options=list(NAMED_SCHEDULES),
+            default="model",
+            optional=True,
+            tooltip="The model set's own noise levels, or the fixed ones of a distilled LoRA.",
+        ),
+        io.Sigmas.Input("sigmas", optional=True, tooltip="Noise levels of your own, in place of schedule and steps."),
+        io.Combo.Input(
+            "text_reuse",
+            options=list(TEXT_REUSE),
+            default="on",
+            optional=True,
+            tooltip="The text's keys and values once per prompt, which changes nothing but the time; 'off' "
+            "computes them in every step, 'check' compares both.",
+        ),
+        io.Float.Input(
+            "step_cache",
+            default=0.0,
+            min=0.0,
+            max=LARGEST_SHARE,
+            step=0.05,
+            round=0.01,
+            optional=True,
+            tooltip="Approximate. This share of the steps takes the velocity of the step before. 0 is off.",
+        ),
+        io.Float.Input(
+            "first_block_cache",
+            default=0.0,
+            min=0.0,
+            max=1.0,
+            step=0.01,
+            round=0.001,
+            optional=True,
+            tooltip="Approximate. Blocks are skipped while the first one's change differs by less than this. 0 is off.",
+        ),
+    ]
+
+
 class CoreAIDiTSampler(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -61,52 +110,7 @@ class CoreAIDiTSampler(io.ComfyNode):
                     step=0.01,
                     tooltip="How much of the latent is drawn anew: 1 is all of it.",
                 ),
-                io.Combo.Input(
-                    "sampler",
-                    options=list(SAMPLERS),
-                    default="euler",
-                    optional=True,
-                    tooltip="euler is the model's own; dpmpp_2m is second order, worth trying from 20 steps on.",
-                ),
-                io.Combo.Input(
-                    "schedule",
-                    options=list(NAMED_SCHEDULES),
-                    default="model",
-                    optional=True,
-                    tooltip="The model set's own noise levels, or the fixed ones of a distilled LoRA.",
-                ),
-                io.Sigmas.Input(
-                    "sigmas", optional=True, tooltip="Noise levels of your own, in place of schedule and steps."
-                ),
-                io.Combo.Input(
-                    "text_reuse",
-                    options=list(TEXT_REUSE),
-                    default="on",
-                    optional=True,
-                    tooltip="The text's keys and values once per prompt, which changes nothing but the time; 'off' "
-                    "computes them in every step, 'check' compares both.",
-                ),
-                io.Float.Input(
-                    "step_cache",
-                    default=0.0,
-                    min=0.0,
-                    max=LARGEST_SHARE,
-                    step=0.05,
-                    round=0.01,
-                    optional=True,
-                    tooltip="Approximate. This share of the steps takes the velocity of the step before. 0 is off.",
-                ),
-                io.Float.Input(
-                    "first_block_cache",
-                    default=0.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    round=0.001,
-                    optional=True,
-                    tooltip="Approximate. Blocks are skipped while the first one's change differs by less than this. "
-                    "0 is off.",
-                ),
+                *_optional_inputs(),
             ],
             outputs=[io.Latent.Output(tooltip="The sampled latents, in the VAE space that native nodes expect.")],
         )

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -104,10 +104,11 @@ def random_bundles(config: DiTConfig = CONFIG) -> Iterator[tuple[Bundle, Bundle]
     with TemporaryDirectory(prefix="coreai-rgba-bench-") as folder, patch.dict(os.environ, {CACHE_VARIABLE: folder}):
         main, *others = dit_parts(random_dit(config))
         kinds = {"all": others, "main": []}
-        full, alone = (
-            convert(*main, Path(folder) / f"{name}.aimodel", {}, kinds[name])
-            for name in progress([*kinds], "exporting a random DiT")
-        )
+        with redirect_stdout(sys.stderr):  # the converter says what it does, where the bench's results go
+            full, alone = (
+                convert(*main, Path(folder) / f"{name}.aimodel", {}, kinds[name])
+                for name in progress([*kinds], "exporting a random DiT")
+            )
         yield full, alone
 
 

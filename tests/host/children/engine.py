@@ -94,6 +94,7 @@ def exit_during_a_call(path: Path) -> str:
 
 def control_c(path: Path) -> dict[str, int]:
     """SIGINT soon after a slow call began: the caller sees KeyboardInterrupt, the next call works."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
     dit = runtime.load(read_bundle(path))
     inputs = inputs_for(dit.spec, N=4096)
     interrupted = finished = 0
