@@ -67,12 +67,11 @@ def euler(x: np.ndarray, velocity: np.ndarray, sigma: np.float32, next_sigma: np
 class MultistepDPM:
     """DPM-Solver++(2M), second order at one velocity a step: what two steps saw, extrapolated by half a step.
 
-    Source: https://arxiv.org/abs/2211.01095, algorithm 2, with ``alpha = 1 - sigma`` and ``lambda =
-    log(alpha / sigma)``. There ``x' = sigma'/sigma x - alpha' (exp(-h) - 1) D`` with ``D = d + h /
-    (2 h_last) (d - d_last)``, where ``d`` is the denoised picture and ``h`` the step in lambda. As
-    ``alpha' (1 - exp(-h)) = 1 - sigma'/sigma`` on this flow, that is Euler's step plus a correction.
-    It vanishes, to the last bit, where the step before is missing or began at lambda = -inf (sigma =
-    1). The last step, to lambda = inf (sigma = 0), is Euler's too, as in diffusers and k-diffusion.
+    Source: https://arxiv.org/abs/2211.01095, algorithm 2, in the form of ComfyUI's ``dpmpp_2m``, whose
+    latents these are: time is ``-log(sigma)``. There ``x' = sigma'/sigma x + (1 - sigma'/sigma) D`` with
+    ``D = d + h / (2 h_last) (d - d_last)``, where ``d`` is the denoised picture and ``h`` the step in
+    time. That is Euler's step plus a correction, which vanishes, to the last bit, in the first step
+    and in the one to sigma = 0.
     """
 
     def __init__(self) -> None:
@@ -81,24 +80,41 @@ class MultistepDPM:
     def __call__(self, x: np.ndarray, velocity: np.ndarray, sigma: np.float32, next_sigma: np.float32) -> np.ndarray:
         denoised = x - sigma * velocity
         moved = euler(x, velocity, sigma, next_sigma)
-        log_snr = _log_snr(sigma)
         if self._last is not None and next_sigma > 0:
-            last_log_snr, last_denoised = self._last
-            if log_snr > last_log_snr:  # the longest schedules repeat a sigma in fp32
-                extrapolation = (_log_snr(next_sigma) - log_snr) / (2 * (log_snr - last_log_snr))
+            last_sigma, last_denoised = self._last
+            if last_sigma > sigma:  # the longest schedules repeat a sigma in fp32
+                extrapolation = math.log(sigma / next_sigma) / (2 * math.log(last_sigma / sigma))
                 weight = np.float32((1 - float(next_sigma) / float(sigma)) * extrapolation)
                 moved += weight * (denoised - last_denoised)
-        self._last = log_snr, denoised
+        self._last = float(sigma), denoised
         return moved
 
 
-def _log_snr(sigma: np.float32) -> float:
-    """``lambda`` of a sigma above 0; -inf for pure noise."""
-    return math.log((1 - float(sigma)) / float(sigma)) if sigma < 1 else -math.inf
+class AdamsBashforth:
+    """Second order at one velocity a step: the last two, as a line over sigma, integrated. The first step is Euler's.
+
+    Source: any text on the Adams-Bashforth methods, here with steps of unequal length. What it assumes
+    to change evenly, the velocity over sigma, hardly changes on this flow, so it needs the fewest steps.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[float, np.ndarray] | None = None
+
+    def __call__(self, x: np.ndarray, velocity: np.ndarray, sigma: np.float32, next_sigma: np.float32) -> np.ndarray:
+        moved = euler(x, velocity, sigma, next_sigma)
+        if self._last is not None:
+            last_sigma, last_velocity = self._last
+            if last_sigma > sigma:  # the longest schedules repeat a sigma in fp32
+                step, last_step = float(next_sigma) - float(sigma), float(sigma) - last_sigma
+                moved += np.float32(step**2 / (2 * last_step)) * (velocity - last_velocity)
+        self._last = float(sigma), velocity
+        return moved
 
 
-SAMPLERS: Mapping[str, Callable[[], Integrator]] = MappingProxyType({"euler": lambda: euler, "dpmpp_2m": MultistepDPM})
-"""A new integrator for each picture, by the name ComfyUI gives the method."""
+SAMPLERS: Mapping[str, Callable[[], Integrator]] = MappingProxyType(
+    {"euler": lambda: euler, "adams_bashforth_2m": AdamsBashforth, "dpmpp_2m": MultistepDPM}
+)
+"""A new integrator for each picture. A name that ComfyUI has means the same here."""
 
 
 def check_sampler(name: str) -> None:

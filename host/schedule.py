@@ -165,6 +165,7 @@ class SchedulerConfig:
 NAMED_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "model": {},
+        "unstretched": {"shift_terminal": 0.0},
         "viggle-turbo-6": {
             "sample_sigmas": (1.0, 0.9375, 0.875, 0.75, 0.5, 0.25),
             "use_dynamic_shifting": True,
@@ -174,8 +175,10 @@ NAMED_SCHEDULES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 """What each named schedule changes about a model set's own ``SchedulerConfig``.
 
-``viggle-turbo-6`` is for the six-step LoRA of Viggle/Qwen-Image-2.1-viggle-turbo: nodes and settings
-of its model card and ``scheduler_config.json``. Nodes of one distilled LoRA do not suit another.
+``unstretched`` ends where the shift puts it: the last steps of a stretched schedule are far apart in
+``log(sigma)``, which ``dpmpp_2m`` takes badly. ``viggle-turbo-6`` is for the six-step LoRA of
+Viggle/Qwen-Image-2.1-viggle-turbo: nodes and settings of its model card and
+``scheduler_config.json``. Nodes of one distilled LoRA do not suit another.
 """
 
 
@@ -219,7 +222,7 @@ def flow_match_schedule(steps: int, image_tokens: int, config: SchedulerConfig =
             f"mu is {mu:g} for {image_tokens} image tokens: it must be from {-LARGEST_MU:g} to {LARGEST_MU:g}, so "
             "correct shift, base_shift or max_shift in the model set's scheduler.json"
         )
-    return _with_timesteps(_shifted(nodes, mu, config), mu, config)
+    return _with_timesteps(shifted(nodes, mu, config), mu, config)
 
 
 def partial_schedule(
@@ -259,7 +262,7 @@ def schedule_from_sigmas(sigmas: Sequence[float] | np.ndarray, config: Scheduler
     return _with_timesteps(levels, 0.0, config)
 
 
-def _shifted(nodes: np.ndarray, mu: float, config: SchedulerConfig) -> np.ndarray:
+def shifted(nodes: np.ndarray, mu: float, config: SchedulerConfig) -> np.ndarray:
     """Shift and stretch, in fp32 and in the source's order of operations, to match it to the last bit.
 
     A single step from pure noise is not stretched: that would be 0/0. It goes from 1 to 0.

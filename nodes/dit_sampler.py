@@ -20,14 +20,16 @@ def _optional_inputs() -> list[io.Input]:
             options=list(SAMPLERS),
             default="euler",
             optional=True,
-            tooltip="euler is the model's own; dpmpp_2m is second order, worth trying from 20 steps on.",
+            tooltip="euler is the model's own. The others need fewer steps: adams_bashforth_2m half as many; "
+            "dpmpp_2m too, with the schedule unstretched.",
         ),
         io.Combo.Input(
             "schedule",
             options=list(NAMED_SCHEDULES),
             default="model",
             optional=True,
-            tooltip="The model set's own noise levels, or the fixed ones of a distilled LoRA.",
+            tooltip="The model set's own noise levels, with or without their stretched end, or the fixed ones of a "
+            "distilled LoRA.",
         ),
         io.Sigmas.Input("sigmas", optional=True, tooltip="Noise levels of your own, in place of schedule and steps."),
         io.Combo.Input(

@@ -18,7 +18,7 @@ from ..pixels import to_rgba8
 from ..prompt import PromptTokenizer
 from ..rope import AXIS_WIDTHS, rope_tables
 from ..sampler import sample
-from ..schedule import flow_match_schedule
+from ..schedule import flow_match_schedule, named_config
 from .captions import Scene
 from .measure import Verdict, judge
 
@@ -84,6 +84,7 @@ def sampled(
     width: int,
     steps: int = 20,
     sampler: str = "euler",
+    schedule: str = "model",
 ) -> Floats:
     """Prompt to tokens ``[1, N, 64]`` without guidance."""
     tokens = tokenizer.encode(prompt)
@@ -94,7 +95,8 @@ def sampled(
         return graphs.denoise(img_tokens=x, txt_feats=text, timestep=timestep, **rope)
 
     x = pack(initial_noise(seed, height, width))
-    for step in sample(velocity, x, flow_match_schedule(steps, height * width), sampler=sampler):
+    plan = flow_match_schedule(steps, height * width, named_config(schedule))
+    for step in sample(velocity, x, plan, sampler=sampler):
         x = step.x
     return x
 

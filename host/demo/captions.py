@@ -59,6 +59,11 @@ class Scene:
             raise ValueError(f"a {self.colour} shape on a {self.background} background cannot be seen")
 
     @property
+    def is_hard(self) -> bool:
+        """Whether a tiny model finds it hard to draw: the shape hardly stands out from the colour behind it."""
+        return self.background is not None and (self.glass or self.size == "small")
+
+    @property
     def caption(self) -> str:
         thing = f"a {self.size} {'glass ' if self.glass else ''}{self.colour} {self.shape}"
         if self.background is None:

@@ -43,12 +43,12 @@ def write_tiny_checkpoint(folder: str | Path, seed: int = 0) -> Path:
     )  # fmt: skip
     generator = torch.Generator().manual_seed(seed)
     for network in (text_encoder, transformer, vae):
-        _randomize(network, generator)
+        randomize(network, generator)
     write_checkpoint(folder, text_encoder, transformer, vae, tokenizer)
     return folder
 
 
-def _randomize(model: nn.Module, generator: torch.Generator) -> None:
+def randomize(model: nn.Module, generator: torch.Generator) -> None:
     """Weights that keep the scale of what passes through them, scales near 1, biases near 0.
 
     Default initialisations leave gates and modulations near zero, where a wrong input would not show.

@@ -37,7 +37,7 @@ from .train_vae import train_vae
 logger = logging.getLogger(__name__)
 
 VAE_STEPS = 1200
-DIT_STEPS = 7000
+DIT_STEPS = 9400
 SEED = 0
 QUESTIONS = 200
 BROKEN_QUESTIONS = 48

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,9 @@ CANONICAL_CAPTIONS = 0.5
 
 TRANSPARENT = 0.35
 """Share of pictures with nothing behind the shape: seven backgrounds for each colour take longer to learn."""
+
+HARD_WEIGHT = 3
+"""How often small shapes and glass in front of a colour are drawn, the others once: they are learned last."""
 
 HIGH_NOISE_SHIFT = 1.2
 """Added to the sampler's shift for every second noise level."""
@@ -128,10 +132,12 @@ class CaptionBatches:
         shorter than any other: its batches hold nothing else.
         """
         length = 0
+        weights = [HARD_WEIGHT if scene.is_hard else 1 for scene in scenes]
+        chances = list(accumulate(weights))
         indices: list[int] = []
         rows: list[Tensor] = []
         for _ in range(400 * count):
-            index = rng.randrange(len(scenes))
+            [index] = rng.choices(range(len(scenes)), cum_weights=chances)
             ids = self._encode(self.wording(scenes[index], rng))
             length = length or len(ids)
             if len(ids) == length:

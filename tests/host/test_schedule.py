@@ -215,11 +215,11 @@ def test_a_named_schedule_keeps_the_models_own_shift() -> None:
     assert named_config("model", own) == own
     assert named_config("model", TURBO) == TURBO
     assert named_config("viggle-turbo-6", own).mu(1024) == own.mu(1024)
-    assert list(NAMED_SCHEDULES) == ["model", "viggle-turbo-6"]
+    assert list(NAMED_SCHEDULES) == ["model", "unstretched", "viggle-turbo-6"]
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ContractError, match="no schedule 'karras': choose one of model, viggle-turbo-6"):
+    with pytest.raises(ContractError, match="no schedule 'karras': choose one of model, unstretched, viggle-turbo-6"):
         named_config("karras")
 
 

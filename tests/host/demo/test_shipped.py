@@ -35,11 +35,10 @@ from coreai_rgba_image.host.sampling import Sampling, Settings
 
 pytestmark = pytest.mark.slow
 
-ON_RUNTIME = 24
-BROKEN = 24
-NO_MARGIN = "shape"
-"""The one bar that is met without any room: 180 of 200 shapes were right when last counted, 0.90 is the bar."""
+ON_RUNTIME = slice(4, None, 8)
+"""Of the 200 questions, spread evenly over them: 25."""
 
+BROKEN = 24
 BREAKAGES = (
     "another prompt's embedding",
     "two RoPE axes swapped",
@@ -133,13 +132,7 @@ def scores(in_torch: Graphs, tokenizer: PromptTokenizer, questions: list[Questio
 
 
 def test_pictures_in_torch_show_what_was_asked_for(scores: Scores) -> None:
-    assert missed_bars(scores) <= {NO_MARGIN}, scores
-    assert scores.shape > 0.85
-
-
-@pytest.mark.xfail(reason="at the bar itself, so rounding decides: more training is due", strict=False)
-def test_pictures_in_torch_have_the_shape_asked_for(scores: Scores) -> None:
-    assert NO_MARGIN not in missed_bars(scores), scores
+    assert not missed_bars(scores), scores
 
 
 def test_most_pictures_are_right_in_everything(scores: Scores) -> None:
@@ -153,7 +146,7 @@ def on_both(
 ) -> list[tuple[Question, Pixels, Pixels]]:
     """Questions with the runtime's picture and torch's."""
     pairs = []
-    for question in questions[:ON_RUNTIME]:
+    for question in questions[ON_RUNTIME]:
         asked = (tokenizer, question.scene.caption, question.seed, question.height, question.width)
         pairs.append((question, picture(on_runtime, *asked), picture(in_torch, *asked)))
     return pairs
@@ -161,8 +154,7 @@ def on_both(
 
 def test_pictures_of_the_runtime_show_what_was_asked_for(on_both: list[tuple[Question, Pixels, Pixels]]) -> None:
     scores = score([(question.scene, judge(found, question.scene)) for question, found, _ in on_both])
-    assert missed_bars(scores) <= {NO_MARGIN}, scores
-    assert scores.shape > 0.75
+    assert not missed_bars(scores), scores
 
 
 def test_pictures_of_the_runtime_are_those_of_torch(on_both: list[tuple[Question, Pixels, Pixels]]) -> None:
@@ -181,29 +173,25 @@ def test_the_measure_notices(
     assert scores_of(broken[name], tokenizer, questions[:BROKEN]).all_right < 0.5
 
 
-@pytest.fixture(scope="module")
-def distances(in_torch: Graphs, tokenizer: PromptTokenizer, questions: list[Question]) -> dict[tuple[str, int], float]:
-    """Root mean square of a sampler's result minus the flow's (100 steps of Euler), by sampler and steps."""
-    squares: dict[tuple[str, int], list[float]] = {}
-    for question in questions[:6]:
-        asked = (in_torch, tokenizer, question.scene.caption, question.seed, question.height, question.width)
-        exact = sampled(*asked, steps=100)
-        for name, steps in (("euler", 10), ("euler", 20), ("dpmpp_2m", 10), ("dpmpp_2m", 20)):
-            error = np.square(sampled(*asked, steps=steps, sampler=name) - exact).mean()
-            squares.setdefault((name, steps), []).append(float(error))
-    return {key: float(np.sqrt(np.mean(errors))) for key, errors in squares.items()}
+WAYS = {
+    "20 of Euler's": (20, "euler", "model"),
+    "Adams-Bashforth": (10, "adams_bashforth_2m", "model"),
+    "DPM++ 2M": (10, "dpmpp_2m", "unstretched"),
+}
 
 
-@pytest.mark.parametrize("steps", [10, 20])
-def test_the_second_order_sampler_is_nearer_to_the_flow_than_euler(
-    distances: dict[tuple[str, int], float], steps: int
+def test_ten_steps_of_second_order_are_nearer_to_the_flow_than_twenty_of_eulers(
+    in_torch: Graphs, tokenizer: PromptTokenizer, questions: list[Question]
 ) -> None:
-    assert distances["dpmpp_2m", steps] < distances["euler", steps]
-
-
-@pytest.mark.xfail(reason="the schedule's last jump, from 0.18 to 0.02 at 10 steps, costs too much", strict=True)
-def test_ten_of_its_steps_are_nearer_than_twenty_of_eulers(distances: dict[tuple[str, int], float]) -> None:
-    assert distances["dpmpp_2m", 10] < distances["euler", 20]
+    """The flow: a hundred steps of Euler's. Root mean squares of the latents' differences over eight pictures."""
+    squares: dict[str, list[float]] = {name: [] for name in WAYS}
+    for question in questions[:8]:
+        asked = (in_torch, tokenizer, question.scene.caption, question.seed, question.height, question.width)
+        flow = sampled(*asked, 100)
+        for name, way in WAYS.items():
+            squares[name].append(float(np.square(sampled(*asked, *way) - flow).mean()))
+    euler, *others = (np.sqrt(np.mean(values)) for values in squares.values())
+    assert max(others) < euler
 
 
 @pytest.mark.parametrize("cfg", [1.0, 3.0])
