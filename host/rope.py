@@ -21,6 +21,9 @@ POSITIONS = 9216
 AxisTables = tuple[tuple[np.ndarray, np.ndarray], ...]
 """Cosines and sines ``[9216, P]`` per axis, P = 8, 28, 28; row = position + 1024."""
 
+Positions = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Frame, row and column of each token, ``[tokens]`` integers each."""
+
 
 @dataclass(frozen=True)
 class RopeTables:
@@ -96,16 +99,25 @@ def rope_tables(text_len: int, height: int, width: int, tables: AxisTables | Non
             f"a {height} x {width} grid has {height * width} image tokens: the DiT takes up to {DIT.limits['N'][1]}"
         )
     tables = axis_tables() if tables is None else tables
-    text = np.arange(text_len)
-    rows = np.arange(height).repeat(width) - (height - height // 2)
-    columns = np.tile(np.arange(width), height) - (width - width // 2)
-    frames = np.full(height * width, text_len)
-    txt_cos, txt_sin = _rows(tables, (text, text, text))
-    img_cos, img_sin = _rows(tables, (frames, rows, columns))
+    txt_cos, txt_sin = _rows(tables, text_positions(text_len))
+    img_cos, img_sin = _rows(tables, image_positions(text_len, height, width))
     return RopeTables(txt_cos, txt_sin, img_cos, img_sin)
 
 
-def _rows(tables: AxisTables, positions: tuple[np.ndarray, ...]) -> tuple[np.ndarray, np.ndarray]:
+def text_positions(length: int) -> Positions:
+    """(i, i, i) for each text token i."""
+    text = np.arange(length)
+    return text, text, text
+
+
+def image_positions(text_len: int, height: int, width: int) -> Positions:
+    """Those of image tokens in raster order: after the text, on a grid centred on zero."""
+    rows = np.arange(height).repeat(width) - (height - height // 2)
+    columns = np.tile(np.arange(width), height) - (width - width // 2)
+    return np.full(height * width, text_len), rows, columns
+
+
+def _rows(tables: AxisTables, positions: Positions) -> tuple[np.ndarray, np.ndarray]:
     cos, sin = (
         np.concatenate([axis[part][p - FIRST_POSITION] for axis, p in zip(tables, positions, strict=True)], axis=-1)
         for part in (0, 1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..contract import ContractError
 from ..graphs.dit import DiT, DiTConfig
-from ..graphs.text_encoder import TextEncoder, TextEncoderConfig
+from ..graphs.text_encoder import PRECISIONS, Precision, TextEncoder, TextEncoderConfig
 from ..graphs.vae_decoder import VAEDecoder, VAEDecoderConfig
 
 Config = TypeVar("Config")
@@ -28,10 +28,21 @@ def load_dit(checkpoint: Path, compute_dtype: torch.dtype = torch.float32) -> Di
     return _fill(DiT(dit_config(checkpoint), compute_dtype), checkpoint / "transformer", torch.bfloat16)
 
 
-def load_text_encoder(checkpoint: Path) -> TextEncoder:
-    """The text encoder with bf16 weights; the vision tower, the head and the final norm are left out."""
+def encoder_precision(compute: str) -> Precision:
+    """The precision called ``compute``; raises ``ContractError`` for a name it does not know."""
+    if compute not in PRECISIONS:
+        raise ContractError(f"encoder compute is {compute!r}: choose one of {', '.join(PRECISIONS)}")
+    return PRECISIONS[compute]
+
+
+def load_text_encoder(checkpoint: Path, compute: str = "fp32") -> TextEncoder:
+    """The text encoder with bf16 weights; the vision tower, the head and the final norm are left out.
+
+    ``compute`` is one of ``PRECISIONS``: fp32, r32 or bf16.
+    """
+    precision = encoder_precision(compute)
     folder = checkpoint / "text_encoder"
-    model = TextEncoder(_config(TextEncoderConfig.from_json, folder))
+    model = TextEncoder(_config(TextEncoderConfig.from_json, folder), precision)
     unused = r"model\.visual\.|lm_head\.|model\.language_model\.norm\."
     return _fill(model, folder, torch.bfloat16, prefix="model.language_model.", unused=unused)
 

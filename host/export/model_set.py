@@ -17,7 +17,7 @@ from ..pipeline import grid_of
 from ..rope import write_axis_tables
 from ..sampling import check_grid
 from ..schedule import SchedulerConfig
-from .checkpoint import dit_config, load_dit, load_text_encoder, load_vae_decoder, read_json
+from .checkpoint import dit_config, encoder_precision, load_dit, load_text_encoder, load_vae_decoder, read_json
 from .convert import Part, convert
 from .lora import Lora, apply_loras, check_loras
 
@@ -38,11 +38,13 @@ def export_model_set(
     dit_compute: str = "bf16",
     report: Callable[[str], None] = print,
     loras: Sequence[Lora] = (),
+    encoder_compute: str = "fp32",
 ) -> None:
     """Export ``parts`` of ``checkpoint`` into the model set ``out``.
 
     ``parts`` are among dit, encoder, vae, host, or all; ``sizes`` are pictures the VAE is made for,
-    ``512`` or ``384x256`` (width x height). ``loras`` go into the DiT. ``report`` is told each step.
+    ``512`` or ``384x256`` (width x height). ``dit_compute`` is bf16 or fp32, ``encoder_compute`` fp32,
+    r32 or bf16. ``loras`` go into the DiT. ``report`` is told each step.
     Raises ``ContractError`` before anything is written if the request is wrong.
     """
     checkpoint, out = Path(checkpoint), Path(out)
@@ -50,6 +52,7 @@ def export_model_set(
     grids = [parse_size(size) for size in sizes]
     if dit_compute not in COMPUTE_DTYPES:
         raise ContractError(f"dit compute is {dit_compute!r}: choose one of {', '.join(COMPUTE_DTYPES)}")
+    encoder_precision(encoder_compute)
     if not (checkpoint / "model_index.json").is_file():
         raise ContractError(f"{checkpoint} has no model_index.json: pass the folder of a Qwen-Image-2.1 checkpoint")
     if loras and "dit" not in chosen:
@@ -60,8 +63,8 @@ def export_model_set(
         report("host: tokenizer, RoPE tables, scheduler settings")
         export_host(checkpoint, out)
     if "encoder" in chosen:
-        report("text encoder: bf16 weights, fp32 compute")
-        export_text_encoder(checkpoint, out)
+        report(f"text encoder: bf16 weights, {encoder_compute} compute")
+        export_text_encoder(checkpoint, out, encoder_compute)
     if "dit" in chosen:
         names = "".join(f", {lora.path.name} at {lora.strength:g}" for lora in loras)
         report(f"DiT: bf16 weights, {dit_compute} compute{names}")
@@ -89,11 +92,11 @@ def parse_size(size: str) -> tuple[int, int]:
     return grid
 
 
-def export_text_encoder(checkpoint: Path, out: Path) -> Bundle:
-    model = load_text_encoder(checkpoint)
+def export_text_encoder(checkpoint: Path, out: Path, compute: str = "fp32") -> Bundle:
+    model = load_text_encoder(checkpoint, compute)
     spec = TEXT_ENCODER.bind({"D": model.config.hidden_size})
-    metadata = {"weights": "bf16", "compute": "fp32"}
-    return convert(model, spec, out / "qi21_encoder_dynL_w16a32_ids_iofp32.aimodel", metadata)
+    metadata = {"weights": "bf16", "compute": compute}
+    return convert(model, spec, out / f"qi21_encoder_dynL_{_published_name(compute)}_ids_iofp32.aimodel", metadata)
 
 
 def export_dit(checkpoint: Path, out: Path, compute: str, loras: Sequence[Lora] = ()) -> Bundle:
@@ -103,8 +106,12 @@ def export_dit(checkpoint: Path, out: Path, compute: str, loras: Sequence[Lora] 
     metadata: dict[str, Any] = {"weights": "bf16", "compute": compute, "num_layers": model.config.num_layers}
     if loras:
         metadata["loras"] = [lora.describe() for lora in loras]
-    name = {"bf16": "bf16", "fp32": "w16a32"}[compute]
-    return convert(*main, out / f"qi21_dit_full_{name}_dyn_iofp32.aimodel", metadata, others)
+    return convert(*main, out / f"qi21_dit_full_{_published_name(compute)}_dyn_iofp32.aimodel", metadata, others)
+
+
+def _published_name(compute: str) -> str:
+    """The word for ``compute`` in the published bundles' names: weights of 16 bits, activations of 32 are w16a32."""
+    return "w16a32" if compute == "fp32" else compute
 
 
 def dit_parts(model: DiT) -> list[Part]:

@@ -7,7 +7,7 @@ Source: transformers' ``Qwen3VLTextModel`` for the behaviour, the host contract 
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,26 @@ from .layers import Linear, RMSNorm
 
 MAX_LENGTH = 512
 """Positions the graph carries RoPE tables for: the upper end of the contract's ``Lfull`` axis."""
+
+
+class Precision(NamedTuple):
+    """What an encoder computes in; its weights are stored in bf16 whatever it is.
+
+    ``residual`` is the dtype of the residual stream and of the norms that read it, ``branch`` that of
+    what is added to the stream: attention and MLP, projections and positions included. Statistics of
+    norms are fp32 in every case, as in transformers.
+    """
+
+    residual: torch.dtype
+    branch: torch.dtype
+
+
+PRECISIONS = {
+    "fp32": Precision(torch.float32, torch.float32),
+    "r32": Precision(torch.float32, torch.bfloat16),
+    "bf16": Precision(torch.bfloat16, torch.bfloat16),
+}
+"""The variants that the port notes of RGBA-Image-2.1 compare; fp32 there is called w16a32."""
 
 
 @dataclass(frozen=True)
@@ -105,43 +125,47 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, config: TextEncoderConfig):
+    def __init__(self, config: TextEncoderConfig, branch: torch.dtype):
         super().__init__()
+        self.branch = branch
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        # A branch in bf16 is widened to a residual stream in fp32 by the addition.
+        x = x + self.self_attn(self.input_layernorm(x).to(self.branch), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x).to(self.branch))
 
 
 class TextEncoder(nn.Module):
-    """Token ids ``[1, Lfull]`` int32 to hidden states ``[1, Lfull, hidden_size]``, computed in fp32.
+    """Token ids ``[1, Lfull]`` int32 to hidden states ``[1, Lfull, hidden_size]`` float32.
 
-    fp32 is not a luxury: the ``<|im_start|>`` tokens grow to thousands in the middle layers and
-    cancel at the end, which no partly-bf16 variant survived (port notes of RGBA-Image-2.1).
+    Computing in fp32 is not a luxury: the ``<|im_start|>`` tokens grow to thousands in the middle
+    layers and cancel at the end, which no partly-bf16 variant survived (port notes of
+    RGBA-Image-2.1; ``host.gates.massive`` shows it in small).
     """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: TextEncoderConfig):
+    def __init__(self, config: TextEncoderConfig, precision: Precision = PRECISIONS["fp32"]):
         super().__init__()
         self.config = config
+        self.precision = precision
         self.embed_tokens = nn.Embedding.from_pretrained(
             torch.empty(config.vocab_size, config.hidden_size), freeze=False
         )
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(config, precision.branch) for _ in range(config.num_hidden_layers))
         cos, sin = rope_table(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         length = input_ids.shape[1]
-        x = self.embed_tokens(input_ids).float()
-        cos, sin = self.cos[:length], self.sin[:length]
+        x = self.embed_tokens(input_ids).to(self.precision.residual)
+        cos, sin = (table[:length].to(self.precision.branch) for table in (self.cos, self.sin))
         for layer in self.layers:
             x = layer(x, cos, sin)
-        return x
+        return x.float()

@@ -16,11 +16,14 @@ from coreai_rgba_image.host.bundle import METADATA_KEY, import_coreai, read_bund
 from coreai_rgba_image.host.contract import ContractError
 from coreai_rgba_image.host.export.checkpoint import load_dit, load_text_encoder, load_vae_decoder
 from coreai_rgba_image.host.export.model_set import export_host, export_model_set, parse_size
+from coreai_rgba_image.host.graphs.text_encoder import PRECISIONS
 from coreai_rgba_image.host.latents import QWEN_IMAGE_21
+from coreai_rgba_image.host.model_set import ModelSet
 from coreai_rgba_image.host.rope import axis_tables, rope_tables
 from coreai_rgba_image.host.schedule import SchedulerConfig
 
 ENCODER = "qi21_encoder_dynL_w16a32_ids_iofp32.aimodel"
+ENCODERS = {compute: f"qi21_encoder_dynL_{compute}_ids_iofp32.aimodel" for compute in ("r32", "bf16")}
 DIT_FP32 = "qi21_dit_full_w16a32_dyn_iofp32.aimodel"
 DIT_BF16 = "qi21_dit_full_bf16_dyn_iofp32.aimodel"
 VAES = {
@@ -37,6 +40,15 @@ def bf16_set(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) ->
     out = tmp_path_factory.mktemp("bf16")
     export_model_set(tiny_checkpoint, out, parts=["dit"], dit_compute="bf16", report=lambda line: None)
     return out
+
+
+@pytest.fixture(scope="module")
+def encoder_sets(tiny_checkpoint: Path, tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A set for each precision of the text encoder; that in fp32 is the whole one, the others have no other bundle."""
+    sets = {compute: tmp_path_factory.mktemp(compute) for compute in ENCODERS}
+    for compute, out in sets.items():
+        export_model_set(tiny_checkpoint, out, ["encoder"], encoder_compute=compute, report=lambda line: None)
+    return {"fp32": tiny_set, **sets}
 
 
 def dit_inputs(text: int, height: int, width: int, features: int = 64) -> dict[str, np.ndarray]:
@@ -88,8 +100,11 @@ def test_a_set_has_the_published_layout(tiny_set: Path) -> None:
         assert {path.name for path in (tiny_set / bundle).iterdir()} == {"main.mlirb", "main.hash", "metadata.json"}
 
 
-def test_the_encoder_has_the_published_names_dtypes_and_axes(tiny_set: Path) -> None:
-    assert described(tiny_set / ENCODER) == (
+@pytest.mark.parametrize("compute", PRECISIONS)
+def test_the_encoder_has_the_published_names_dtypes_and_axes(encoder_sets: dict[str, Path], compute: str) -> None:
+    bundle = encoder_sets[compute] / {"fp32": ENCODER, **ENCODERS}[compute]
+    assert ModelSet(encoder_sets[compute]).text_encoder.path == bundle
+    assert described(bundle) == (
         ["main"],
         [("input_ids", "NDArray (Int32, 1 × ?)")],
         [("hidden", "NDArray (Float32, 1 × ? × 64)")],
@@ -124,10 +139,21 @@ def test_a_vae_has_the_published_names_dtypes_and_axes(tiny_set: Path, name: str
     )
 
 
-def test_limits_sizes_and_statistics_are_in_the_metadata(tiny_set: Path, bf16_set: Path) -> None:
-    assert metadata_of(tiny_set / ENCODER) == {
-        "kind": "text encoder", "limits": {"Lfull": [16, 512]}, "weights": "bf16", "compute": "fp32",
+def test_two_encoders_in_one_set_are_one_too_many(encoder_sets: dict[str, Path], tmp_path: Path) -> None:
+    for compute, name in ENCODERS.items():
+        shutil.copytree(encoder_sets[compute] / name, tmp_path / name)
+    with pytest.raises(ContractError, match=r"holds 2 text encoder bundles, \['.*bf16.*r32.*'\]: keep one"):
+        _ = ModelSet(tmp_path).text_encoder
+
+
+@pytest.mark.parametrize("compute", PRECISIONS)
+def test_the_precision_of_an_encoder_is_in_its_metadata(encoder_sets: dict[str, Path], compute: str) -> None:
+    assert metadata_of(ModelSet(encoder_sets[compute]).text_encoder.path) == {
+        "kind": "text encoder", "limits": {"Lfull": [16, 512]}, "weights": "bf16", "compute": compute,
     }  # fmt: skip
+
+
+def test_limits_sizes_and_statistics_are_in_the_metadata(tiny_set: Path, bf16_set: Path) -> None:
     for compute, path in (("fp32", tiny_set / DIT_FP32), ("bf16", bf16_set / DIT_BF16)):
         assert metadata_of(path) == {
             "kind": "DiT", "limits": {"L": [8, 512], "N": [64, 4096]}, "weights": "bf16", "compute": compute,
@@ -155,6 +181,11 @@ def test_bf16_weights_cost_two_bytes_each_also_where_the_graph_computes_in_fp32(
     assert 2.0 <= (tiny_set / DIT_FP32 / "main.mlirb").stat().st_size / parameters < 2.2
 
 
+def test_an_encoder_is_of_one_size_whatever_it_computes_in(encoder_sets: dict[str, Path]) -> None:
+    sizes = [ModelSet(path).text_encoder.size for path in encoder_sets.values()]
+    assert max(sizes) <= 1.03 * min(sizes)
+
+
 @pytest.mark.parametrize("length", [16, 23, 100, 512])
 def test_the_encoder_computes_what_its_graph_does(tiny_set: Path, tiny_checkpoint: Path, length: int) -> None:
     model = load_text_encoder(tiny_checkpoint)
@@ -162,6 +193,19 @@ def test_the_encoder_computes_what_its_graph_does(tiny_set: Path, tiny_checkpoin
     inputs = {"input_ids": ids}
     expected = in_torch(model, inputs)
     assert difference(on_the_runtime(tiny_set / ENCODER, inputs), expected) <= BAR
+
+
+@pytest.mark.parametrize("length", [16, 100, 512])
+@pytest.mark.parametrize("compute", ENCODERS)
+def test_an_encoder_in_bf16_stays_near_the_graph_in_fp32(
+    encoder_sets: dict[str, Path], tiny_checkpoint: Path, compute: str, length: int
+) -> None:
+    model = load_text_encoder(tiny_checkpoint)
+    ids = np.random.default_rng(length).integers(0, model.config.vocab_size, (1, length), dtype=np.int32)
+    found = on_the_runtime(encoder_sets[compute] / ENCODERS[compute], {"input_ids": ids})
+    expected = in_torch(model, {"input_ids": ids})
+    assert BAR < difference(found, expected) <= 0.1
+    assert np.corrcoef(found.ravel(), expected.ravel())[0, 1] >= 0.999
 
 
 @pytest.mark.parametrize(
@@ -260,6 +304,7 @@ def test_other_sizes_are_refused(size: str) -> None:
         ({"parts": ["dit", "decoder"]}, r"unknown parts \['decoder'\]: choose among dit, encoder, vae, host, all"),
         ({"sizes": ["250"]}, "multiple of 16"),
         ({"dit_compute": "int8"}, "choose one of bf16, fp32"),
+        ({"encoder_compute": "int8"}, "encoder compute is 'int8': choose one of fp32, r32, bf16"),
         ({"checkpoint": "elsewhere"}, "has no model_index.json"),
     ],
 )

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Qwen3VLTextConfig, Qwen3VLTextModel
 
-from coreai_rgba_image.host.graphs.text_encoder import TextEncoder, TextEncoderConfig
+from coreai_rgba_image.host.graphs.text_encoder import PRECISIONS, TextEncoder, TextEncoderConfig
 
 VOCABULARY = 300
 CONFIGS = [
@@ -92,13 +92,48 @@ def test_another_rope_theta_misses_the_bar(case: Case) -> None:
     assert not agrees(run(case._replace(ours=ours)), case.residual)
 
 
-def test_bf16_computing_misses_the_bar(randomize: Callable[[nn.Module], nn.Module]) -> None:
-    """The reason why the graph computes in fp32 whatever its weights are stored in."""
-    case = make_case(randomize, CONFIGS[0], 37)
-    rounded = case._replace(ours=case.ours.bfloat16())
-    hidden = run(rounded)
+def in_precision(case: Case, compute: str) -> Case:
+    ours = TextEncoder(case.ours.config, PRECISIONS[compute]).eval()
+    ours.load_state_dict(case.ours.state_dict())
+    return case._replace(ours=ours)
+
+
+@pytest.mark.parametrize("compute", ["r32", "bf16"])
+def test_bf16_computing_misses_the_bar(case: Case, compute: str) -> None:
+    """The reason why the graph computes in fp32 unless told otherwise, whatever its weights are stored in."""
+    hidden = run(in_precision(case, compute))
     assert hidden.dtype == torch.float32
     assert not agrees(hidden, case.residual)
+    assert (hidden - case.residual).abs().max() <= 0.05 * case.residual.abs().max()
+
+
+def test_fp32_is_the_default(case: Case) -> None:
+    assert torch.equal(run(in_precision(case, "fp32")), run(case))
+
+
+@pytest.mark.parametrize(
+    ("compute", "residual", "branch"),
+    [
+        ("fp32", torch.float32, torch.float32),
+        ("r32", torch.float32, torch.bfloat16),
+        ("bf16", torch.bfloat16, torch.bfloat16),
+    ],
+)
+def test_the_residual_stream_and_what_is_beside_it_have_the_dtypes_of_the_precision(
+    case: Case, compute: str, residual: torch.dtype, branch: torch.dtype
+) -> None:
+    case = in_precision(case, compute)
+    seen: dict[str, set[torch.dtype]] = {"residual": set(), "branch": set()}
+    for layer in case.ours.layers:
+        layer.register_forward_hook(
+            lambda module, inputs, output: seen["residual"].update({inputs[0].dtype, output.dtype})
+        )
+        for part in (layer.self_attn, layer.self_attn.o_proj, layer.mlp, layer.mlp.down_proj):
+            part.register_forward_hook(
+                lambda module, inputs, output: seen["branch"].update({inputs[0].dtype, output.dtype})
+            )
+    run(case)
+    assert seen == {"residual": {residual}, "branch": {branch}}
 
 
 def test_bf16_weights_compute_in_fp32(randomize: Callable[[nn.Module], nn.Module]) -> None:
