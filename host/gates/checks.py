@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import latents, pipeline, pixels, runtime, sampler
-from ..contract import STEP, TEXT_ENCODER, TEXT_KV
+from ..contract import STEP, TEXT_ENCODER, TEXT_KV, ContractError
 from ..denoiser import EXACT, PromptSlot
 from ..export.checkpoint import load_dit, load_text_encoder, load_vae_decoder, read_json
 from ..graphs.dit import DiT, DiTConfig
@@ -184,6 +184,11 @@ def encoder_bundle(subject: Subject) -> Measured:
     with runtime.load(subject.model.text_encoder) as encoder:
         for prompt in dict.fromkeys((oracle.request.prompt, "", STICKER)):
             ids = subject.model.tokenizer.encode(prompt).ids
+            if ids.max() >= (known := reference.config.vocab_size):
+                raise ContractError(
+                    f"the model set's tokenizer gives the id {ids.max()}, the checkpoint's encoder knows {known}: they "
+                    "belong to different models, so judge a set by an oracle of the checkpoint it was exported from"
+                )
             expected, own = in_torch(reference, input_ids=ids), ids.shape[1]
             lengths = [own, *(length for length in ENCODER_LENGTHS if own < length <= longest)]
             # What follows is the prompt itself again: any id will do, as causal attention must not see it.
