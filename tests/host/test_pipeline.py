@@ -188,7 +188,7 @@ def test_a_sets_own_scheduler_settings_are_followed(model: ModelSet, positive: n
         ({"steps": 0}, "steps is 0: it must be from 1 to 10000"),
         ({"steps": 10_001}, "steps is 10001"),
         ({"cfg": float("nan")}, "cfg is nan: it must be a finite number"),
-        ({"sampler": "ddim"}, "there is no sampler 'ddim': choose one of euler, dpmpp_2m"),
+        ({"sampler": "ddim"}, "there is no sampler 'ddim': choose one of euler, adams_bashforth_2m, dpmpp_2m"),
         ({"schedule": "karras"}, "there is no schedule 'karras': choose one of model"),
         ({"sigmas": np.linspace(1, 0, 10_002)}, "steps is 10001"),
         ({"sigmas": [0.5, 0.8]}, "number 2 of sigmas is 0.8 after 0.5"),

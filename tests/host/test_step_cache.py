@@ -145,11 +145,14 @@ def test_a_second_picture_gets_none_of_the_firsts_velocities() -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_the_picture_changes_but_little(sampler: str) -> None:
-    """20 of 25 velocities: 1.25 times faster, and closer to 25 steps than 20 plain steps with Euler's method come."""
+    """20 of 25 velocities: 1.25 times faster, and closer to 25 steps than 20 plain ones come.
+
+    Not so with Adams-Bashforth, for which README.md advises fewer steps instead.
+    """
     schedule = flow_match_schedule(25, 1024)
     whole = last(smooth, schedule, sampler)
     cached = last(StepCache(smooth, schedule, 0.2), schedule, sampler)
     distance = np.sqrt(np.mean((cached - whole) ** 2))
     assert 0 < distance < 0.01 * np.std(whole)
     fewer = last(smooth, flow_match_schedule(20, 1024), sampler)
-    assert distance < np.sqrt(np.mean((fewer - whole) ** 2))
+    assert (distance < np.sqrt(np.mean((fewer - whole) ** 2))) == (sampler != "adams_bashforth_2m")
