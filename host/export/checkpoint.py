@@ -14,6 +14,7 @@ from ..contract import ContractError
 from ..graphs.dit import DiT, DiTConfig
 from ..graphs.text_encoder import PRECISIONS, Precision, TextEncoder, TextEncoderConfig
 from ..graphs.vae_decoder import VAEDecoder, VAEDecoderConfig
+from ..schedule import SchedulerConfig
 
 Config = TypeVar("Config")
 Model = TypeVar("Model", bound=nn.Module)
@@ -64,6 +65,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ContractError(f"{path} is not a JSON object")
     return content
+
+
+def checkpoint_scheduler(checkpoint: Path) -> SchedulerConfig:
+    """A checkpoint's settings. The fixed sigmas of a few-step one are the pipeline's: ``model_index.json`` has them."""
+    fixed = read_json(checkpoint / "model_index.json").get("sample_sigmas")
+    settings = read_json(checkpoint / "scheduler" / "scheduler_config.json")
+    return SchedulerConfig.from_json({**settings, "sample_sigmas": fixed})
 
 
 def _config(from_json: Callable[[dict[str, Any]], Config], folder: Path) -> Config:

@@ -17,13 +17,21 @@ from ..pipeline import grid_of
 from ..rope import write_axis_tables
 from ..sampling import check_grid
 from ..schedule import SchedulerConfig
-from .checkpoint import dit_config, encoder_precision, load_dit, load_text_encoder, load_vae_decoder, read_json
+from .checkpoint import (
+    checkpoint_scheduler,
+    dit_config,
+    encoder_precision,
+    load_dit,
+    load_text_encoder,
+    load_vae_decoder,
+)
 from .convert import Part, convert
 from .lora import Lora, apply_loras, check_loras
 
 PARTS = ("dit", "encoder", "vae", "host")
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DEFAULT_SIZES = ("256", "512", "1024")
+SCHEDULER_FILE = "scheduler.json"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt", "added_tokens.json",
     "special_tokens_map.json", "chat_template.json", "chat_template.jinja",
@@ -147,17 +155,11 @@ def export_vae_decoder(checkpoint: Path, out: Path, height: int, width: int) -> 
 
 def export_host(checkpoint: Path, out: Path) -> None:
     """What a host needs beside the bundles, in the published layout; licence files where there are any."""
-    settings = read_json(checkpoint / "scheduler" / "scheduler_config.json")
-    # A few-step checkpoint's fixed sigmas are the pipeline's, not the scheduler's.
-    fixed = read_json(checkpoint / "model_index.json").get("sample_sigmas")
-    scheduler = SchedulerConfig.from_json({**settings, "sample_sigmas": fixed})
     processor = checkpoint / "processor"
     if not (processor / "tokenizer.json").is_file():
         raise ContractError(f"{processor} has no tokenizer.json: the host tokenizes with it")
-    (out / "host").mkdir(parents=True, exist_ok=True)
+    write_host_constants(out / "host", checkpoint_scheduler(checkpoint))
     (out / "tokenizer").mkdir(exist_ok=True)
-    write_axis_tables(out / "host")
-    (out / "host" / "scheduler.json").write_text(json.dumps(asdict(scheduler), indent=2) + "\n", encoding="utf-8")
     for name in TOKENIZER_FILES:
         if (processor / name).is_file():
             shutil.copyfile(processor / name, out / "tokenizer" / name)
@@ -165,3 +167,13 @@ def export_host(checkpoint: Path, out: Path) -> None:
     for name in ("LICENSE", "NOTICE"):
         if (checkpoint / name).is_file():
             shutil.copyfile(checkpoint / name, out / name)
+
+
+def write_host_constants(folder: Path, config: SchedulerConfig) -> None:
+    """``rope_axis{0,1,2}_{cos,sin}.f32`` and ``scheduler.json``, as in a model set's ``host/``."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_axis_tables(folder)
+        (folder / SCHEDULER_FILE).write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ContractError(f"cannot write to {folder} ({error}): choose another folder") from error

@@ -12,7 +12,7 @@ from ..files import cache_folder
 from ..model_set import EMBEDDED_FOLDER, ModelSet
 from .captured import Oracle, Request
 from .checks import Drawn, draw
-from .oracle import capture
+from .oracle import capture, fingerprint
 from .report import report_page
 from .rows import Findings, Probe, Row
 from .subject import Subject
@@ -28,9 +28,8 @@ COLUMNS = ("PSNR on white, dB", "alpha, levels", "corr of the final latents")
 
 
 def captured(request: Request) -> Oracle:
-    """The oracle of the model that ships, captured once and kept in the cache."""
-    size = f"{request.width}x{request.height}"
-    return capture(request, cache_folder() / "oracles" / f"demo-{size}-{request.steps}-{request.dtype}")
+    """The oracle of ``request``, captured once and kept in the cache, until checkpoint or libraries change."""
+    return capture(request, cache_folder() / "oracles" / fingerprint(request))
 
 
 def control_steps(steps: int) -> tuple[int, ...]:

@@ -4,7 +4,6 @@ What is written is read back and compared with what this pack computes and with 
 compared, so that a last digit counts.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,7 +15,8 @@ import numpy as np
 import torch
 
 from ..contract import ContractError
-from ..export.checkpoint import read_json
+from ..export.checkpoint import checkpoint_scheduler
+from ..export.model_set import SCHEDULER_FILE, write_host_constants
 from ..rope import (
     AXIS_WIDTHS,
     FIRST_POSITION,
@@ -26,11 +26,8 @@ from ..rope import (
     axis_tables,
     read_axis_tables,
     rope_tables,
-    write_axis_tables,
 )
 from ..schedule import Schedule, SchedulerConfig, flow_match_schedule
-
-SCHEDULER_FILE = "scheduler.json"
 
 LENGTHS = (8, 18, 512)
 GRIDS = ((8, 8), (9, 11), (12, 8), (1, 64), (64, 64))
@@ -52,23 +49,6 @@ class Check:
     def __str__(self) -> str:
         verdict = "not run" if self.same is None else "same" if self.same else "DIFFERENT"
         return f"{verdict}: {self.what}: {self.note}"
-
-
-def checkpoint_scheduler(checkpoint: Path) -> SchedulerConfig:
-    """A checkpoint's settings. The fixed sigmas of a few-step one are the pipeline's: ``model_index.json`` has them."""
-    fixed = read_json(checkpoint / "model_index.json").get("sample_sigmas")
-    settings = read_json(checkpoint / "scheduler" / "scheduler_config.json")
-    return SchedulerConfig.from_json({**settings, "sample_sigmas": fixed})
-
-
-def write_host_constants(folder: Path, config: SchedulerConfig) -> None:
-    """``rope_axis{0,1,2}_{cos,sin}.f32`` and ``scheduler.json``, as in a model set's ``host/``."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_axis_tables(folder)
-        (folder / SCHEDULER_FILE).write_text(json.dumps(asdict(config), indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ContractError(f"cannot write to {folder} ({error}): choose another folder") from error
 
 
 def host_constants(folder: Path, checkpoint: Path | None = None) -> list[Check]:

@@ -7,6 +7,7 @@ an uninterrupted run gives, bit for bit.
 
 import hashlib
 import io
+import json
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..contract import ContractError
-from ..export.checkpoint import read_json
+from ..export.checkpoint import checkpoint_scheduler, read_json
 from ..files import hash_file, write_atomically
 from ..pixels import composite
 from ..prompt import PromptTokenizer
@@ -41,7 +42,7 @@ from .captured import (
     step_name,
     write_file,
 )
-from .constants import checkpoint_scheduler, same_bits
+from .constants import same_bits
 
 LIBRARIES = ("diffusers", "transformers", "torch")
 TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -174,14 +175,25 @@ class _Recording:
             write_file(path, self.header, {key: _array(result) for key, result in results.items()})
 
 
+def _identity(header: Header) -> dict[str, Any]:
+    """What tells two captures apart; where the checkpoint lies does not count, only what it holds."""
+    told = {**header["request"], **header["made_by"]}
+    return {key: value for key, value in told.items() if key not in ("checkpoint", "checkpoint_files")}
+
+
+def fingerprint(request: Request) -> str:
+    """The same for captures that one folder may hold: of this request, this checkpoint and these libraries."""
+    identity = json.dumps(_identity(_header(request)), sort_keys=True)
+    return hashlib.sha256(identity.encode()).hexdigest()[:16]
+
+
 def _differences(found: Header, asked: Header) -> list[str]:
-    """What tells two captures apart, one line each; where the checkpoint lies does not count, only what it holds."""
-    there, here = ({**header["request"], **header["made_by"]} for header in (found, asked))
-    ignored = ("checkpoint", "checkpoint_files")
+    """What tells two captures apart, one line each."""
+    there, here = _identity(found), _identity(asked)
     return [
         f"{key} is {there.get(key)!r} there and {value!r} here"
         for key, value in here.items()
-        if key not in ignored and there.get(key) != value
+        if there.get(key) != value
     ]
 
 

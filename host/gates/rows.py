@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..bench.results import Bar, Spread, number
+from ..bench.results import Bar, number
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,6 @@ class Probe:
     explanation: str
     columns: Sequence[str]
     runs: Mapping[str, Sequence[float]]
-
-    @property
-    def spreads(self) -> list[Spread]:
-        """Of each column over the runs."""
-        return [Spread.of(values) for values in zip(*self.runs.values(), strict=True)]
 
     def __str__(self) -> str:
         lines = [f"{name}: {', '.join(map(precise, values))}" for name, values in self.runs.items()]

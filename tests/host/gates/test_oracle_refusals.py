@@ -15,20 +15,11 @@ import pytest
 from coreai_rgba_image.host.contract import ContractError
 from coreai_rgba_image.host.gates import oracle as oracle_module
 from coreai_rgba_image.host.gates.captured import DamagedFileError, read_file, write_file
-from coreai_rgba_image.host.gates.oracle import Oracle, Request, capture
+from coreai_rgba_image.host.gates.oracle import Oracle, Request, capture, fingerprint
+
+from .folders import contents, damage
 
 pytestmark = pytest.mark.slow
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def damage(path: Path) -> None:
-    """Flip one bit in the middle, as a disk might."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -221,3 +212,13 @@ def test_a_full_disk_ends_in_a_message_and_the_capture_goes_on_later(
             capture(guided.request, copy)
     capture(guided.request, copy)
     assert contents(copy) == contents(guided.folder)
+
+
+def test_a_fingerprint_is_that_of_what_is_captured_not_of_where_it_lies(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    """So the cache never hands a new checkpoint the capture of an old one, nor is refused for it."""
+    moved = Path(shutil.copytree(tiny_checkpoint, tmp_path / "moved"))
+    request = Request(tiny_checkpoint, steps=3)
+    assert fingerprint(replace(request, checkpoint=moved)) == fingerprint(request)
+    assert fingerprint(replace(request, seed=1)) != fingerprint(request)
+    damage(moved / "vae" / "diffusion_pytorch_model.safetensors")
+    assert fingerprint(replace(request, checkpoint=moved)) != fingerprint(request)

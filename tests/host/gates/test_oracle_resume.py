@@ -20,22 +20,13 @@ from coreai_rgba_image.host.gates import oracle as oracle_module
 from coreai_rgba_image.host.gates.captured import DamagedFileError, read_file, write_file
 from coreai_rgba_image.host.gates.oracle import Oracle, Request, capture
 
+from .folders import contents, damage
+
 pytestmark = pytest.mark.slow
 
 GUIDED_FILES = [
     "prompt", "negative_prompt", "start", "step_0000", "step_0001", "step_0002", "step_0003", "decode", "picture",
 ]  # fmt: skip
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def damage(path: Path) -> None:
-    """Flip one bit in the middle, as a disk might."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def cut(path: Path) -> None:
