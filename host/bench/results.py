@@ -91,16 +91,21 @@ def alternate(
 
 @dataclass(frozen=True)
 class Bar:
-    """What the median of a result has to reach: ``at_least`` the limit, or else at most."""
+    """What the median of a result, or ``every`` value, has to reach: ``at_least`` the limit, or else at most."""
 
     limit: float
     at_least: bool
+    every: bool = False
 
     def cleared(self, value: float) -> bool:
         return value >= self.limit if self.at_least else value <= self.limit
 
+    def cleared_by(self, spread: Spread) -> bool:
+        worst = spread.low if self.at_least else spread.high
+        return self.cleared(worst if self.every else spread.median)
+
     def __str__(self) -> str:
-        return f"{'>=' if self.at_least else '<='} {self.limit:g}"
+        return f"{'>=' if self.at_least else '<='} {self.limit:g}{' each' if self.every else ''}"
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ class Result:
         """None where nothing is asked for; what could not be measured clears no bar."""
         if self.bar is None:
             return None
-        return self.value is not None and self.bar.cleared(self.value.median)
+        return self.value is not None and self.bar.cleared_by(self.value)
 
     def __str__(self) -> str:
         text = f"{self.what} {'not measured' if self.value is None else self.value}{self.unit and ' ' + self.unit}"

@@ -36,7 +36,6 @@ from coreai_rgba_image.host.bench.steps import (
 from coreai_rgba_image.host.bundle import Bundle
 from coreai_rgba_image.host.cli import main
 from coreai_rgba_image.host.contract import ContractError
-from coreai_rgba_image.host.denoiser import Shortcuts
 from coreai_rgba_image.host.graphs.dit import DiTConfig
 from coreai_rgba_image.host.model_set import ModelSet
 
@@ -211,12 +210,15 @@ def test_the_fast_modes_captions_are_those_the_demo_model_is_judged_by() -> None
 def test_the_recommended_modes_have_bars() -> None:
     bars = {name: fast.speed_bar(shortcuts) for name, shortcuts in fast.all_modes().items()}
     judged = {name: bar.limit for name, bar in bars.items() if bar}
-    recommended = f"first-block cache {fast.RECOMMENDED_THRESHOLD:g}"
+    recommended = f"first-block cache {fast.BLOCK_CACHE.first_block_cache:g}"
     assert judged == {"step cache 0.25": 1.25, recommended: 1.5}
-    assert fast.good_enough(Shortcuts(first_block_cache=0.1), 1.5, 30.0)
-    assert not fast.good_enough(Shortcuts(first_block_cache=0.1), 1.6, 29.9)
-    assert not fast.good_enough(Shortcuts(first_block_cache=0.1), 1.4, 40.0)
-    assert not fast.good_enough(Shortcuts(step_cache=0.25), 1.6, 40.0)
+
+
+def test_likeness_is_asked_of_every_picture_and_speed_of_the_median() -> None:
+    assert fast.LIKENESS_BAR.cleared_by(Spread(40.0, 30.0, 50.0))
+    assert not fast.LIKENESS_BAR.cleared_by(Spread(40.0, 29.9, 50.0))
+    assert fast.BLOCK_CACHE_BAR.cleared_by(Spread(1.5, 1.2, 1.9))
+    assert not fast.BLOCK_CACHE_BAR.cleared_by(Spread(1.4, 1.2, 1.9))
 
 
 @pytest.fixture
@@ -337,7 +339,7 @@ def test_what_main_alone_cannot_do_is_said(
     section = fast.fast_section(ModelSet(tmp_path), pictures=1)
     found = {result.setting: result for result in section.results if result.what == "exact / fast"}
     assert found["step cache 0.25"].value
-    refused = found[f"first-block cache {fast.RECOMMENDED_THRESHOLD:g}"]
+    refused = found[f"first-block cache {fast.BLOCK_CACHE.first_block_cache:g}"]
     assert refused.ok is False
     assert "lacks the functions text_kv, head, tail, finish" in str(refused)
 
