@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE := coreai_rgba_image
+JOBS ?= 2
 
 export COREAI_RGBA_CACHE ?= $(CURDIR)/.cache
 export HF_HUB_OFFLINE := 1
@@ -37,8 +38,10 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	MYPYPATH=$(VENV)/types $(BIN)/mypy -p $(PACKAGE).host -p $(PACKAGE).nodes
 
+# Two processes with one thread each: the runtime uses one core.
+test: export OMP_NUM_THREADS := 1
 test: lint types $(VENV)/comfyui
-	COMFYUI_DIR=$${COMFYUI_DIR:-$$(cat $(VENV)/comfyui)} $(BIN)/python -m pytest
+	COMFYUI_DIR=$${COMFYUI_DIR:-$$(cat $(VENV)/comfyui)} $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # Only what compares us with diffusers and transformers, number by number.
 parity: $(VENV)/installed

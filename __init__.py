@@ -6,6 +6,10 @@ if TYPE_CHECKING:
     from comfy_api.latest import ComfyExtension
 
 
+WEB_DIRECTORY = "./web"
+"""What the browser may ask for: help pages by this name, scripts by another (``nodes/comfy_events.py``)."""
+
+
 async def comfy_entrypoint() -> "ComfyExtension":
     """What ComfyUI calls once, at start."""
     from .nodes import CoreAIRGBAExtension

@@ -5,7 +5,11 @@ load. So nothing is loaded that did not pass ``read_bundle``.
 """
 
 import json
+import platform
 import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +25,7 @@ METADATA_KEY = "coreai_rgba_image"
 """Under this key of the bundle's own metadata stands one JSON string: limits, sizes, statistics."""
 
 GET_AGAIN = "download or export it again"
+CONNECT_AGAIN = "connect its disk again"
 
 
 class CoreAIUnavailableError(RuntimeError):
@@ -47,8 +52,25 @@ class Bundle:
 
     @property
     def size(self) -> int:
-        """Bytes of the program, weights included."""
-        return (self.path / PROGRAM).stat().st_size
+        """Bytes of the program, weights included; ``ContractError`` if the disk it is on is gone."""
+        with reading(self.path):
+            return (self.path / PROGRAM).stat().st_size
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """What the file system says while ``path`` is read, as a ``ContractError`` with the way out."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ContractError(f"{error.filename or path} is gone: {CONNECT_AGAIN}, or {GET_AGAIN}") from error
+    except PermissionError as error:
+        raise ContractError(
+            f"{error.filename or path} may not be read: allow it with chmod -R u+rX {shlex.quote(str(path))}, on macOS "
+            "also in System Settings, Privacy & Security, Files and Folders"
+        ) from error
+    except OSError as error:
+        raise ContractError(f"{path} cannot be read ({error.strerror}): {CONNECT_AGAIN} and try again") from error
 
 
 def import_coreai() -> tuple[ModuleType, ModuleType]:
@@ -58,8 +80,9 @@ def import_coreai() -> tuple[ModuleType, ModuleType]:
         import coreai.runtime
     except ImportError as error:
         raise CoreAIUnavailableError(
-            f"the Core AI runtime is not available here ({error}). It needs macOS 27 on Apple silicon, or Linux on "
-            "x86-64 for slow runs on the CPU, and Python 3.11 to 3.14: pip install coreai-core"
+            f"the Core AI runtime is not available here ({error}). This is {platform.platform()}, Python "
+            f"{platform.python_version()}; it needs macOS 26 or newer on Apple silicon, or Linux on x86-64 with glibc "
+            "2.34 or newer for slow runs on the CPU, and Python 3.11 to 3.14: pip install coreai-core"
         ) from error
     return coreai.runtime, coreai.authoring
 
@@ -70,12 +93,19 @@ def read_bundle(path: str | Path) -> Bundle:
     Raises ``DamagedBundleError`` for one that is not whole, ``ContractError`` for one that holds
     none of this model's graphs, ``CoreAIUnavailableError`` without the runtime.
     """
-    path = Path(path)
-    if path.suffix != SUFFIX or not path.is_dir():
+    with reading(Path(path)):
+        return _read_bundle(Path(path))
+
+
+def _read_bundle(path: Path) -> Bundle:
+    if path.suffix != SUFFIX or path.is_file():
         raise DamagedBundleError(f"{path} is not an {SUFFIX} folder: {GET_AGAIN}")
+    list(path.iterdir())  # raises for a folder that is gone or closed, which is_file() does not tell apart
     program = path / PROGRAM
-    if not program.is_file():
-        raise DamagedBundleError(f"{path} has no {PROGRAM}: {GET_AGAIN}")
+    try:
+        program.open("rb").close()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise DamagedBundleError(f"{path} has no {PROGRAM}: {GET_AGAIN}") from error
     digest = _check_hash(path)
     asset_class = import_coreai()[1].AIModelAsset
     if not asset_class.is_valid(str(path)):

@@ -1,27 +1,26 @@
 """Prompt to RGBA picture with a model set: encode, sample, decode.
 
-Each stage loads its bundle, uses it and releases it, because all three together need 58 GB. The
-stages are separate so that a graph of nodes can run them one by one; ``generate`` runs them all.
-Grids are in latent tokens (pixels / 16); arrays are float32.
+Each stage loads its bundle and uses it, and releases it unless told to keep it (see ``residency``),
+because all three together need 58 GB. The stages are separate so that a graph of nodes can run them
+one by one; ``generate`` runs them all. Grids are in latent tokens (pixels / 16); arrays are float32.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import psutil
 
-from . import prompt_cache, runtime
+from . import prompt_cache
 from .bundle import Bundle
 from .contract import PIXELS_PER_TOKEN, ContractError
 from .latents import initial_noise
+from .memory import working_bytes
 from .model_set import ModelSet
 from .pixels import to_rgba8
 from .prompt import PromptTokens
+from .residency import check_keep, check_will_fit, fits, using
 from .sampling import DEFAULTS, Sampling, Settings, check_grid
-
-DECODER_BYTES_PER_PIXEL = 2000
-"""Four maps of 96 channels in fp32 at full size and some room: what decoding takes beside the weights, roughly."""
+from .tiling import Grid, choose_tile, decode_tiled
 
 
 @dataclass(frozen=True)
@@ -36,33 +35,51 @@ class Event:
 Report = Callable[[Event], object]
 
 
-def encode_prompts(model: ModelSet, prompts: Sequence[str]) -> list[np.ndarray]:
+def encode_prompts(model: ModelSet, prompts: Sequence[str], keep_loaded: str = "stage") -> list[np.ndarray]:
     """The embeddings of each prompt's own tokens, ``[1, L, D]`` float32, each an array of the caller's own.
 
     The encoder is loaded once for the prompts that the prompt cache lacks, or not at all.
     """
     tokenizer = model.tokenizer
-    tokenized = [tokenizer.encode(prompt) for prompt in prompts]
+    return encode_tokens(model, [tokenizer.encode(prompt) for prompt in prompts], keep_loaded)
+
+
+def encode_tokens(model: ModelSet, tokenized: Sequence[PromptTokens], keep_loaded: str = "stage") -> list[np.ndarray]:
+    """``encode_prompts`` for prompts that are tokens already."""
     bundle = model.text_encoder
 
     def encode(missing: list[PromptTokens]) -> list[np.ndarray]:
-        with runtime.load(bundle) as encoder:
+        working = working_bytes(bundle, max(tokens.ids.shape[1] for tokens in missing))
+        with using(bundle, keep_loaded, working=working, others=model.bundles) as encoder:
             return [encoder(input_ids=tokens.ids)["hidden"][:, tokens.drop_idx :] for tokens in missing]
 
     return prompt_cache.embed(bundle, tokenized, encode)
 
 
-def encode_prompt(model: ModelSet, prompt: str) -> np.ndarray:
+def encode_prompt(model: ModelSet, prompt: str, keep_loaded: str = "stage") -> np.ndarray:
     """``encode_prompts`` for one prompt."""
-    return encode_prompts(model, [prompt])[0]
+    return encode_prompts(model, [prompt], keep_loaded)[0]
 
 
-def decode(model: ModelSet, tokens: np.ndarray, height: int, width: int) -> Iterator[np.ndarray]:
-    """Tokens in model space ``[B, N, 64]`` to pictures ``[1, 4, 16 h, 16 w]`` in about [-1, 1], one by one."""
-    bundle = model.vae_decoder(height, width)
-    with runtime.load(bundle) as vae:
+def decode(
+    model: ModelSet,
+    tokens: np.ndarray,
+    height: int,
+    width: int,
+    keep_loaded: str = "stage",
+    largest_tile: Grid | None = None,
+) -> Iterator[np.ndarray]:
+    """Tokens in model space ``[B, N, 64]`` to pictures ``[1, 4, 16 h, 16 w]`` in about [-1, 1], one by one.
+
+    With a ``largest_tile``, a size without a decoder of its own is put together from tiles up to that one.
+    """
+    grid = tile = (height, width)
+    if largest_tile is not None:
+        tile = choose_tile([grid_of(w, h) for h, w in model.vae_decoders], grid, largest_tile)
+    bundle = model.vae_decoder(*tile)
+    with using(bundle, keep_loaded, working=working_bytes(bundle), others=model.bundles) as vae:
         for index in range(len(tokens)):
-            yield vae(latents_packed=tokens[index : index + 1])["image"]
+            yield decode_tiled(lambda part: vae(latents_packed=part)["image"], tokens[index : index + 1], grid, tile)
 
 
 def grid_of(width: int, height: int) -> tuple[int, int]:
@@ -86,11 +103,20 @@ def generate(
     *,
     seed: int = 0,
     negative_prompt: str | None = None,
+    keep_loaded: str = "stage",
     report: Report = lambda event: None,
 ) -> np.ndarray:
     """One picture, uint8 ``[H, W, 4]``."""
     [picture] = generate_batch(
-        model, prompt, width, height, settings, seeds=[seed], negative_prompt=negative_prompt, report=report
+        model,
+        prompt,
+        width,
+        height,
+        settings,
+        seeds=[seed],
+        negative_prompt=negative_prompt,
+        keep_loaded=keep_loaded,
+        report=report,
     )
     return picture
 
@@ -104,6 +130,7 @@ def generate_batch(
     *,
     seeds: Sequence[int],
     negative_prompt: str | None = None,
+    keep_loaded: str = "stage",
     report: Report = lambda event: None,
 ) -> Iterator[np.ndarray]:
     """A picture, uint8 ``[H, W, 4]``, for each seed; each is the one ``generate`` makes of that seed.
@@ -117,16 +144,21 @@ def generate_batch(
     settings.check_negative(negative_prompt is not None)
     settings.schedule_for(model, grid[0] * grid[1])
     settings.shortcuts.check(model.dit)
-    _ = model.text_encoder, model.vae_decoder(*grid)
+    check_keep(keep_loaded)
+    _ = model.text_encoder
+    vae = model.vae_decoder(*grid)
     noise = np.concatenate([initial_noise(seed, *grid) for seed in seeds])
     prompts = [prompt] if negative_prompt is None or settings.cfg == 1.0 else [prompt, negative_prompt]
     report(Event("encode", 0, len(prompts)))
-    positive, *rest = encode_prompts(model, prompts)
+    check_will_fit(model.dit, working_bytes(model.dit, grid[0] * grid[1]))
+    check_will_fit(vae, working_bytes(vae))
+    positive, *rest = encode_prompts(model, prompts, keep_loaded)
     report(Event("encode", len(prompts), len(prompts)))
-    sampling = Sampling(model, positive, noise, settings, negative=rest[0] if rest else None)
+    negative = rest[0] if rest else None
+    sampling = Sampling(model, positive, noise, settings, negative, keep_loaded=keep_loaded)
     decoded = 0
-    for tokens in _finished(sampling, model.vae_decoder(*grid), report):
-        for image in decode(model, tokens, *grid):
+    for tokens in _finished(sampling, vae, report):
+        for image in decode(model, tokens, *grid, keep_loaded):
             decoded += 1
             report(Event("decode", decoded, len(seeds)))
             yield to_rgba8(image)[0]
@@ -140,13 +172,7 @@ def _finished(sampling: Sampling, vae: Bundle, report: Report) -> Iterator[np.nd
         report(Event("sample", done, sampling.total_steps))
         finished = done // step.total
         # The DiT stays loaded for the next picture, so the decoder has to fit beside it.
-        if given < finished < len(sampling.tokens) and _fits_into_memory(vae):
+        if given < finished < len(sampling.tokens) and fits(vae, working_bytes(vae)):
             yield sampling.tokens[given:finished]
             given = finished
     yield sampling.tokens[given:]
-
-
-def _fits_into_memory(vae: Bundle) -> bool:
-    _, _, height, width = vae.spec.output("image").shape
-    needed = 2 * vae.size + DECODER_BYTES_PER_PIXEL * int(height) * int(width)
-    return needed < psutil.virtual_memory().available

@@ -1,8 +1,19 @@
 """A rough picture straight from latents, shown while the sampler works; no VAE is run for it."""
 
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 
-from .contract import LATENT_CHANNELS, ContractError
+from .contract import IMAGE_CHANNELS, LATENT_CHANNELS, PIXELS_PER_TOKEN, ContractError
+from .pixels import on_checkerboard, to_rgba8
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+PREVIEW_KEY = "latents_to_rgba"
+"""Where a VAE bundle's metadata has the weights of its ``PreviewMap``, row by row."""
 
 # A linear map from model-space latents of this VAE to RGB in [-1, 1], published with ComfyUI 0.38
 # for Qwen-Image-2.1: rgb = latents @ FACTORS + BIAS.
@@ -29,9 +40,67 @@ BIAS = np.array([-0.1228, -0.1869, -0.3083], dtype=np.float32)
 # fmt: on
 
 
-def latents_to_rgb(tokens: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Tokens of one picture in model space ``[1, N, 64]`` to uint8 ``[height, width, 3]``, a pixel per token."""
-    if tokens.shape != (1, height * width, LATENT_CHANNELS):
-        raise ContractError(f"tokens have shape {list(tokens.shape)}, a {height} x {width} grid has {height * width}")
-    rgb = np.clip((tokens[0] @ FACTORS + BIAS) * 0.5 + 0.5, 0, 1) * 255
-    return rgb.reshape(height, width, 3).astype(np.uint8)
+@dataclass(frozen=True, eq=False)
+class PreviewMap:
+    """A linear map from model-space latents of one VAE to RGBA in [-1, 1]: ``weights [65, 4]``, the last row a bias."""
+
+    weights: np.ndarray
+
+    def __post_init__(self) -> None:
+        shape = [LATENT_CHANNELS + 1, IMAGE_CHANNELS]
+        if list(self.weights.shape) != shape or not np.isfinite(self.weights).all():
+            raise ContractError(f"a preview map of shape {list(self.weights.shape)}: pass {shape} finite numbers")
+
+    @classmethod
+    def from_lists(cls, rows: Any) -> "PreviewMap":
+        """From a bundle's metadata, which anything could have written."""
+        try:
+            return cls(np.array(rows, dtype=np.float32))
+        except (TypeError, ValueError) as error:
+            raise ContractError(f"the preview map of a VAE bundle is damaged ({error}): export it again") from error
+
+    def to_lists(self) -> list[list[float]]:
+        """For a bundle's metadata: four decimals, of which none shows in 8 bits."""
+        return self.weights.astype(np.float64).round(4).tolist()
+
+    def rgba(self, tokens: np.ndarray, height: int, width: int) -> np.ndarray:
+        """Tokens of one picture ``[1, N, 64]`` to straight RGBA, uint8 ``[height, width, 4]``: a pixel per token."""
+        if tokens.shape != (1, height * width, LATENT_CHANNELS):
+            raise ContractError(
+                f"tokens have shape {list(tokens.shape)}, a {height} x {width} grid has {height * width}"
+            )
+        values = tokens @ self.weights[:-1] + self.weights[-1]
+        return to_rgba8(values.transpose(0, 2, 1).reshape(1, IMAGE_CHANNELS, height, width))[0]
+
+
+def _opaque(factors: np.ndarray, bias: np.ndarray) -> PreviewMap:
+    alpha = np.zeros((LATENT_CHANNELS + 1, 1), dtype=np.float32)
+    alpha[-1] = 1
+    return PreviewMap(np.hstack([np.vstack([factors, bias]), alpha]))
+
+
+QWEN_IMAGE_21_PREVIEW = _opaque(FACTORS, BIAS)
+"""For a model set whose VAE bundles name no map of their own, as the published one: without alpha."""
+
+
+def preview_picture(tokens: np.ndarray, height: int, width: int, preview: PreviewMap, longest: int) -> "Image.Image":
+    """Tokens of one picture ``[1, N, 64]`` to RGB on a checkerboard, the longer side ``longest`` pixels or its own.
+
+    Enlarged before it is laid on the board, which stays sharp that way.
+    """
+    from PIL import Image
+
+    scale = min(PIXELS_PER_TOKEN, longest / max(height, width))
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    rgba = Image.fromarray(preview.rgba(tokens, height, width)).resize(size, Image.Resampling.BILINEAR)
+    picture = _checkerboard(size).copy()
+    picture.paste(rgba, mask=rgba)
+    return picture
+
+
+@lru_cache(maxsize=4)
+def _checkerboard(size: tuple[int, int]) -> "Image.Image":
+    from PIL import Image
+
+    width, height = size
+    return Image.fromarray(on_checkerboard(np.zeros((1, height, width, IMAGE_CHANNELS), dtype=np.uint8))[0])

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -24,6 +23,7 @@ from typing import Any, TypeVarTuple
 
 import numpy as np
 
+from . import compiled, mac
 from .bundle import MAIN, Bundle, import_coreai
 from .contract import ContractError, GraphSpec, HeldArray
 from .files import cache_folder, hash_file, sha256_of
@@ -33,8 +33,6 @@ Arguments = TypeVarTuple("Arguments")
 logger = logging.getLogger(__name__)
 
 UNUSED_DAYS = 30
-JUST_IN_TIME_LIMIT = 1 << 30
-"""Bytes up to which a bundle is compiled just in time on macOS; beyond, only ahead of time."""
 
 
 class _ForgetfulLoop(asyncio.SelectorEventLoop):
@@ -193,45 +191,24 @@ class LoadedGraph:
 def load(bundle: Bundle) -> LoadedGraph:
     """Load a bundle that ``read_bundle`` accepted.
 
-    Raises ``ContractError`` where loading would kill the process or the disk is too full.
+    On a Mac this is its compiled copy, tried in a process of its own if it is new; elsewhere the form that is
+    compiled on first use. Raises ``ContractError`` where loading would kill the process or the disk is too full.
     """
-    return LoadedGraph(bundle, _run(_load(bundle)))
+    return load_compiled(bundle, compiled.path_to_load(bundle) if mac.on_mac() else None)
 
 
-async def _load(bundle: Bundle) -> Any:
+def load_compiled(bundle: Bundle, path: Path | None) -> LoadedGraph:
+    """Load what ``path`` holds, compiled from ``bundle``, without any check; None compiles it for Linux."""
+    return LoadedGraph(bundle, _run(_load(bundle, path)))
+
+
+async def _load(bundle: Bundle, path: Path | None) -> Any:
     runtime, _ = import_coreai()
     started = time.perf_counter()
-    if sys.platform == "darwin":
-        source = compiled_for_mac(bundle)
-        model = await runtime.AIModel.load(source, runtime.SpecializationOptions.default())
-    else:
-        source = compiled_for_linux(bundle)
-        model = await runtime.AIModel.load(source)
+    source = path or compiled_for_linux(bundle)
+    model = await runtime.AIModel.load(source, mac.load_options(runtime))
     logger.info("loaded %s in %.1f s", source, time.perf_counter() - started)
     return model
-
-
-def compiled_for_mac(bundle: Bundle) -> Path:
-    """The ahead-of-time compiled copy in ``aot/``, or the bundle itself where that is safe.
-
-    A 32-block DiT that macOS 27.0 compiles just in time aborts the process, so a large bundle
-    without a compiled copy is refused with the command that makes one.
-    """
-    name = bundle.path.stem
-    folder = bundle.path.parent / "aot" / name
-    compiled = sorted(path for path in folder.glob(f"{name}.*.aimodelc") if not path.name.startswith("."))
-    if len(compiled) == 1:
-        return compiled[0]
-    if compiled:
-        raise ContractError(f"{folder} holds {[path.name for path in compiled]}: keep the one for this Mac's chip")
-    if bundle.size > JUST_IN_TIME_LIMIT:
-        raise ContractError(
-            f"{bundle.path.name} is not compiled, and macOS would abort while compiling it on the fly. Compile it "
-            f"once, with this Mac's architecture (h16c is the M4 Max): xcrun coreai-build compile '{bundle.path}' "
-            f"--output '{folder}' --platform macOS --architecture h16c --preferred-compute gpu "
-            "--expect-frequent-reshapes"
-        )
-    return bundle.path
 
 
 def compiled_for_linux(bundle: Bundle) -> Path:

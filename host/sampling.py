@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import runtime
+from .bundle import Bundle
 from .contract import DIT, PIXELS_PER_TOKEN, ContractError
 from .denoiser import EXACT, PromptSlot, Shortcuts, Skipped
 from .latents import pack
+from .memory import MemoryGuard, working_bytes
 from .model_set import ModelSet
+from .residency import check_keep, using
 from .rope import rope_tables
+from .runtime import LoadedGraph
 from .sampler import Inpainting, Step, add_noise, check_sampler, sample, with_guidance
 from .schedule import Schedule, named_config, partial_schedule, schedule_from_sigmas
 from .step_cache import StepCache
@@ -75,8 +78,9 @@ class Sampling:
     ``positive`` and ``negative`` are embeddings ``[1 or B, L, D]``; ``noise`` and ``latents`` are
     ``[B, 64, h, w]``, the latents in model space, where zeros stand for an empty picture.
     ``denoise`` below 1 starts from the latents; ``mask`` ``[1 or B, 1, h, w]`` is 1 where the
-    picture may change. ``skipped`` counts what the shortcuts of ``settings`` left out. Everything
-    is checked on construction, before anything is loaded.
+    picture may change. ``keep_loaded`` is one of ``residency.KEEP``. ``skipped`` counts what the
+    shortcuts of ``settings`` left out. Everything is checked on construction, before anything is
+    loaded.
     """
 
     model: ModelSet
@@ -87,6 +91,7 @@ class Sampling:
     latents: np.ndarray | None = None
     denoise: float = 1.0
     mask: np.ndarray | None = None
+    keep_loaded: str = "stage"
     schedule: Schedule = field(init=False)
     skipped: Skipped = field(init=False, default_factory=Skipped)
     tokens: np.ndarray = field(init=False)
@@ -96,11 +101,12 @@ class Sampling:
         batch, _, height, width = self.noise.shape
         check_grid(height, width)
         self.settings.check_negative(self.negative is not None)
+        check_keep(self.keep_loaded)
         if self.settings.cfg == 1.0:
             self.negative = None  # neg + 1 * (pos - neg) is pos: the negative need not be computed
         for name, embeddings in (("positive", self.positive), ("negative", self.negative)):
             if embeddings is not None:
-                self._check_embeddings(name, embeddings, batch)
+                check_embeddings(self.model.dit, name, embeddings, batch)
         if self.latents is None:
             self.latents = np.zeros_like(self.noise)
         if self.latents.shape != self.noise.shape:
@@ -111,42 +117,48 @@ class Sampling:
         self.schedule = self.settings.schedule_for(self.model, height * width, self.denoise)
         self.tokens = add_noise(pack(self.latents), packed_noise, self.schedule.sigmas[0])
 
-    def _check_embeddings(self, name: str, embeddings: np.ndarray, batch: int) -> None:
-        _, text = self.model.dit.spec.inputs[:2]
-        width = text.shape[2]
-        if embeddings.ndim != 3 or embeddings.shape[2] != width or embeddings.shape[0] not in (1, batch):
-            raise ContractError(
-                f"{name} conditioning has shape {list(embeddings.shape)}, this model takes [1, L, {width}]: "
-                "encode the prompt with CoreAITextEncode and the same model set"
-            )
-        low, high = self.model.dit.spec.limits["L"]
-        if not low <= embeddings.shape[1] <= high:
-            raise ContractError(f"{name} conditioning has {embeddings.shape[1]} tokens, the DiT takes {low}..{high}")
-
     @property
     def total_steps(self) -> int:
         return len(self.tokens) * self.schedule.steps
 
     def run(self) -> Generator[Step, None, None]:
-        """Denoise picture after picture, as the graph takes one at a time; a ``Step`` after each step."""
+        """Denoise picture after picture, as the graph takes one at a time; a ``Step`` after each step.
+
+        Raises ``NotEnoughMemoryError`` before it loads a DiT that would not fit, and between two
+        steps if memory runs out.
+        """
         if not self.schedule.steps:
             return
-        with runtime.load(self.model.dit) as dit:
-            slots: dict[int, list[PromptSlot]] = {}
-            for index in range(len(self.tokens)):
-                row = index if max(map(len, self.prompts)) > 1 else 0
-                if row not in slots:
-                    slots = {row: [self._slot(dit, _row(prompt, row)) for prompt in self.prompts]}
-                for step in self._sample(slots[row], index):
-                    self.tokens[index] = step.x[0]
-                    yield step
+        guard, bundle = MemoryGuard(), self.model.dit
+        working = working_bytes(bundle, self.sequence_length)
+        with using(bundle, self.keep_loaded, working=working, others=self.model.bundles) as dit:
+            for done, (index, step) in enumerate(self._steps(dit), start=1):
+                self.tokens[index] = step.x[0]
+                yield step
+                if done < self.total_steps:
+                    guard.check()
+
+    def _steps(self, dit: LoadedGraph) -> Iterator[tuple[int, Step]]:
+        """Each step with the index of its picture."""
+        slots: dict[int, list[PromptSlot]] = {}
+        for index in range(len(self.tokens)):
+            row = index if max(map(len, self.prompts)) > 1 else 0
+            if row not in slots:
+                slots = {row: [self._slot(dit, _row(prompt, row)) for prompt in self.prompts]}
+            for step in self._sample(slots[row], index):
+                yield index, step
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens that the DiT sees at once, of the text and of one picture."""
+        return self.tokens.shape[1] + max(prompt.shape[1] for prompt in self.prompts)
 
     @property
     def prompts(self) -> list[np.ndarray]:
         """The positive embeddings and, with guidance, the negative ones."""
         return [self.positive] if self.negative is None else [self.positive, self.negative]
 
-    def _slot(self, dit: runtime.LoadedGraph, embeddings: np.ndarray) -> PromptSlot:
+    def _slot(self, dit: LoadedGraph, embeddings: np.ndarray) -> PromptSlot:
         _, _, height, width = self.noise.shape
         rope = rope_tables(embeddings.shape[1], height, width, self.model.rope_tables)
         return PromptSlot(dit, embeddings, rope, self.settings.shortcuts, self.skipped)
@@ -169,6 +181,21 @@ def _row(batch: np.ndarray, index: int) -> np.ndarray:
     """Row ``index`` of a batch, or the only row there is, keeping the batch axis."""
     index = index if len(batch) > 1 else 0
     return batch[index : index + 1]
+
+
+def check_embeddings(dit: Bundle, name: str, embeddings: np.ndarray, batch: int) -> None:
+    """Raise ``ContractError`` unless ``embeddings`` are ``[1 or batch, L, D]`` with what ``dit`` takes for L and D."""
+    _, text = dit.spec.inputs[:2]
+    width = text.shape[2]
+    if embeddings.ndim != 3 or embeddings.shape[2] != width or embeddings.shape[0] not in (1, batch):
+        raise ContractError(
+            f"{name} conditioning has shape {list(embeddings.shape)}, this model takes [1, L, {width}]: "
+            "encode the prompt with CoreAITextEncode, or CLIPTextEncode and the CLIP of CoreAIModel, and the same "
+            "model set"
+        )
+    low, high = dit.spec.limits["L"]
+    if not low <= embeddings.shape[1] <= high:
+        raise ContractError(f"{name} conditioning has {embeddings.shape[1]} tokens, the DiT takes {low}..{high}")
 
 
 def check_grid(height: int, width: int) -> None:

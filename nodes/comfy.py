@@ -1,4 +1,4 @@
-"""The only file that touches ComfyUI: its folders, progress, interruption, latent and image types.
+"""Where the nodes touch ComfyUI: its folders, progress, interruption, latent and image types; memory: ``comfy_memory``.
 
 ComfyUI's types at this boundary: LATENT is a dict whose ``samples [B, 64, h, w]`` are in VAE space;
 CONDITIONING is ``[[tensor [1, L, D], options]]``; IMAGE is ``[B, H, W, C]`` in [0, 1].
@@ -15,20 +15,24 @@ import comfy.utils
 import folder_paths
 import numpy as np
 import torch
+from comfy.cli_args import LatentPreviewMethod, args
 from comfy_api.latest import ComfyExtension, io
-from PIL import Image
 
 from ..host.contract import LATENT_CHANNELS, PIXELS_PER_TOKEN, ContractError
 from ..host.latents import LatentStatistics, from_vae_space, pack, to_vae_space, unpack
 from ..host.model_set import EMBEDDED_NAME, ModelSet, available_model_sets, choose_model_set
 from ..host.pixels import alpha_to_mask, to_rgba8, to_unit
-from ..host.preview import latents_to_rgb
+from ..host.preview import PreviewMap, preview_picture
+from ..host.residency import KEEP
 from ..host.sampler import Step
+from ..host.sampling import MAX_STEPS
+from ..host.schedule import NAMED_SCHEDULES
+from .comfy_events import SamplingReport, Ui, pictures_ui
+from .comfy_memory import share_memory
 
-__all__ = ["ComfyExtension", "io"]
+__all__ = ["ComfyExtension", "io", "pictures_ui"]
 
 FOLDER = "coreai"
-PREVIEW_PIXELS = 512
 TOKENS_KEY = "coreai_rgba_tokens"
 """LATENT key under which the sampler's own tokens ride along, so that decoding loses nothing."""
 
@@ -38,9 +42,10 @@ EMPTY_LATENT_PIXELS = {4: 8, 16: 8, LATENT_CHANNELS: PIXELS_PER_TOKEN}
 CATEGORY = "Core AI"
 
 folder_paths.add_model_folder_path(FOLDER, str(Path(folder_paths.models_dir) / FOLDER))
+share_memory()
 
 
-def _model_sets() -> dict[str, ModelSet]:
+def model_sets() -> dict[str, ModelSet]:
     return available_model_sets(folder_paths.get_folder_paths(FOLDER))
 
 
@@ -48,19 +53,57 @@ def model_input() -> io.Combo.Input:
     """The menu of model sets; built anew each time, so a new set needs no restart."""
     return io.Combo.Input(
         "model",
-        options=list(_model_sets()),
+        options=list(model_sets()),
         tooltip="Model set: a folder in models/coreai with the bundles of one model. "
         f"'{EMBEDDED_NAME}' comes with the pack.",
     )
 
 
+def keep_input() -> io.Combo.Input:
+    """The menu of how long a node's bundle stays in memory."""
+    return io.Combo.Input(
+        "keep_loaded",
+        options=list(KEEP),
+        default="auto",
+        optional=True,
+        tooltip="How long the bundle stays in memory: 'stage', while this node runs and no other is loaded; 'all', "
+        "until ComfyUI unloads models or the memory is needed; 'auto', so long as memory is left for the set's others.",
+    )
+
+
+def steps_input() -> io.Int.Input:
+    return io.Int.Input("steps", default=40, min=1, max=MAX_STEPS, tooltip="Denoising steps; the model's own is 40.")
+
+
+def schedule_input(optional: bool = False) -> io.Combo.Input:
+    return io.Combo.Input(
+        "schedule",
+        options=list(NAMED_SCHEDULES),
+        default="model",
+        optional=optional,
+        tooltip="The model set's own noise levels, with or without their stretched end, or the fixed ones of a "
+        "distilled LoRA.",
+    )
+
+
+def denoise_input() -> io.Float.Input:
+    return io.Float.Input(
+        "denoise",
+        default=1.0,
+        min=0.0,
+        max=1.0,
+        step=0.01,
+        tooltip="How much of the latent is drawn anew: 1 is all of it.",
+    )
+
+
 def model_set(name: str) -> ModelSet:
-    return choose_model_set(name, _model_sets())
+    return choose_model_set(name, model_sets())
 
 
 def fingerprint(name: str) -> str:
     """Changes when a file of the model set does, so that ComfyUI runs the node again."""
-    found = _model_sets().get(name)
+    found = model_sets().get(name)
     return repr(found and found.fingerprint)
 
 
@@ -116,11 +159,7 @@ def read_tokens(latent: dict[str, Any], statistics: LatentStatistics) -> np.ndar
     in between that touched ``samples`` has the last word.
     """
     samples = _samples(latent)
-    if samples.shape[1] != LATENT_CHANNELS:
-        raise ContractError(
-            f"these latents have {samples.shape[1]} channels, this model's have {LATENT_CHANNELS}: "
-            "they come from another model, decode and sample them with that one"
-        )
+    check_channels(samples)
     z = samples.numpy()
     tokens = latent.get(TOKENS_KEY)
     if tokens is not None and tokens.shape == (len(z), z.shape[2] * z.shape[3], LATENT_CHANNELS):
@@ -128,6 +167,15 @@ def read_tokens(latent: dict[str, Any], statistics: LatentStatistics) -> np.ndar
         if np.array_equal(unpack(to_vae_space(carried, statistics), *z.shape[2:]), z):
             return carried
     return pack(from_vae_space(z, statistics))
+
+
+def check_channels(samples: torch.Tensor) -> None:
+    """Raise ``ContractError`` unless latents ``[B, C, h, w]`` may be this model's."""
+    if samples.shape[1] != LATENT_CHANNELS:
+        raise ContractError(
+            f"these latents have {samples.shape[1]} channels, this model's have {LATENT_CHANNELS}: they come from "
+            "another model, so decode them with VAE Decode and that model's VAE, and sample them with KSampler and it"
+        )
 
 
 def write_latent(
@@ -164,15 +212,32 @@ def _empty_grid(latent: dict[str, Any], samples: torch.Tensor) -> tuple[int, int
     return height // PIXELS_PER_TOKEN, width // PIXELS_PER_TOKEN
 
 
-def sample_with_progress(steps: Generator[Step, None, None], total: int, grid: tuple[int, int]) -> None:
-    """Run the sampler to its end, showing each step and stopping within one when the user asks."""
-    bar = comfy.utils.ProgressBar(total)
+def sample_with_progress(
+    steps: Generator[Step, None, None], total: int, grid: tuple[int, int], preview: PreviewMap
+) -> Ui:
+    """Run the sampler to its end, showing each step and stopping within one when the user asks.
+
+    Returns the node's ``ui`` output: how long it took.
+    """
+    bar, report = comfy.utils.ProgressBar(total), SamplingReport(total)
     stop_if_interrupted()
     with closing(steps):
         for done, step in enumerate(steps, start=1):
-            picture = Image.fromarray(latents_to_rgb(step.denoised, *grid))
-            bar.update_absolute(done, total, ("JPEG", picture, PREVIEW_PIXELS))
+            bar.update_absolute(done, total, _preview(step.denoised, grid, preview))
+            report.step(done)
             stop_if_interrupted()
+    return report.ui
+
+
+def _preview(tokens: np.ndarray, grid: tuple[int, int], preview: PreviewMap) -> tuple[str, Any, int] | None:
+    """What ComfyUI's progress takes: nothing if previews are off, else a JPEG, as a browser expects, so no alpha.
+
+    Newer versions of ComfyUI set the method anew for each prompt, so it is looked at each time.
+    """
+    if args.preview_method == LatentPreviewMethod.NoPreviews:
+        return None
+    picture = preview_picture(tokens, *grid, preview, args.preview_size)
+    return "JPEG", picture, max(picture.size)
 
 
 def stop_if_interrupted() -> None:

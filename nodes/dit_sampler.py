@@ -5,8 +5,7 @@ from typing import Any
 from ..host.denoiser import TEXT_REUSE, Shortcuts
 from ..host.latents import MAX_SEED, initial_noise
 from ..host.sampler import SAMPLERS
-from ..host.sampling import MAX_STEPS, Sampling, Settings
-from ..host.schedule import NAMED_SCHEDULES
+from ..host.sampling import Sampling, Settings
 from ..host.step_cache import LARGEST_SHARE
 from . import comfy
 from .comfy import io
@@ -23,14 +22,7 @@ def _optional_inputs() -> list[io.Input]:
             tooltip="euler is the model's own. The others need fewer steps: adams_bashforth_2m half as many; "
             "dpmpp_2m too, with the schedule unstretched.",
         ),
-        io.Combo.Input(
-            "schedule",
-            options=list(NAMED_SCHEDULES),
-            default="model",
-            optional=True,
-            tooltip="The model set's own noise levels, with or without their stretched end, or the fixed ones of a "
-            "distilled LoRA.",
-        ),
+        comfy.schedule_input(optional=True),
         io.Sigmas.Input("sigmas", optional=True, tooltip="Noise levels of your own, in place of schedule and steps."),
         io.Combo.Input(
             "text_reuse",
@@ -94,9 +86,7 @@ class CoreAIDiTSampler(io.ComfyNode):
                     control_after_generate=True,
                     tooltip="The seed of the noise.",
                 ),
-                io.Int.Input(
-                    "steps", default=40, min=1, max=MAX_STEPS, tooltip="Denoising steps; the model's own is 40."
-                ),
+                comfy.steps_input(),
                 io.Float.Input(
                     "cfg",
                     default=1.0,
@@ -106,15 +96,9 @@ class CoreAIDiTSampler(io.ComfyNode):
                     round=0.01,
                     tooltip="True classifier-free guidance. 1 is off; other values take twice as long.",
                 ),
-                io.Float.Input(
-                    "denoise",
-                    default=1.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.01,
-                    tooltip="How much of the latent is drawn anew: 1 is all of it.",
-                ),
+                comfy.denoise_input(),
                 *_optional_inputs(),
+                comfy.keep_input(),
             ],
             outputs=[io.Latent.Output(tooltip="The sampled latents, in the VAE space that native nodes expect.")],
         )
@@ -140,6 +124,7 @@ class CoreAIDiTSampler(io.ComfyNode):
         text_reuse: str = "on",
         step_cache: float = 0.0,
         first_block_cache: float = 0.0,
+        keep_loaded: str = "auto",
     ) -> io.NodeOutput:
         model_set = comfy.model_set(model)
         statistics = model_set.latent_statistics
@@ -155,6 +140,7 @@ class CoreAIDiTSampler(io.ComfyNode):
             latents=start.latents,
             mask=start.mask,
             denoise=denoise,
+            keep_loaded=keep_loaded,
         )
-        comfy.sample_with_progress(sampling.run(), sampling.total_steps, (height, width))
-        return io.NodeOutput(comfy.write_latent(latent_image, sampling.tokens, (height, width), statistics))
+        ui = comfy.sample_with_progress(sampling.run(), sampling.total_steps, (height, width), model_set.preview_map)
+        return io.NodeOutput(comfy.write_latent(latent_image, sampling.tokens, (height, width), statistics), ui=ui)

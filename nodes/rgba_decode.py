@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..host.pipeline import decode
+from ..host.tiling import ANY_TILE
 from . import comfy
 from .comfy import io
 
@@ -18,12 +19,26 @@ class CoreAIRGBADecode(io.ComfyNode):
             inputs=[
                 comfy.model_input(),
                 io.Latent.Input(
-                    "samples", tooltip="Latents of this model. Each picture size needs its own VAE bundle."
+                    "samples",
+                    tooltip="Latents of this model. Each picture size needs its own VAE bundle, or 'tiled'.",
+                ),
+                comfy.keep_input(),
+                io.Boolean.Input(
+                    "tiled",
+                    default=False,
+                    optional=True,
+                    tooltip="Draw a size that has no VAE bundle of its own from overlapping tiles of one that has: "
+                    "nearly the same picture.",
                 ),
             ],
             outputs=[
                 io.Image.Output("rgb", display_name="IMAGE", tooltip="The colours alone, not multiplied by alpha."),
-                io.Mask.Output("mask", display_name="MASK", tooltip="1 where the picture is transparent."),
+                io.Mask.Output(
+                    "mask",
+                    display_name="MASK",
+                    tooltip="1 where the picture is transparent, as JoinImageWithAlpha takes it. Where a mask chooses "
+                    "what to keep, as in ImageCompositeMasked, put InvertMask before it.",
+                ),
                 io.Image.Output(
                     "rgba", display_name="RGBA", tooltip="Colours and alpha: SaveImage writes it as a transparent PNG."
                 ),
@@ -35,8 +50,12 @@ class CoreAIRGBADecode(io.ComfyNode):
         return comfy.fingerprint(model)
 
     @classmethod
-    def execute(cls, model: str, samples: dict[str, Any]) -> io.NodeOutput:
+    def execute(
+        cls, model: str, samples: dict[str, Any], keep_loaded: str = "auto", tiled: bool = False
+    ) -> io.NodeOutput:
         model_set = comfy.model_set(model)
         tokens = comfy.read_tokens(samples, model_set.latent_statistics)
-        images = decode(model_set, tokens, *samples["samples"].shape[-2:])
-        return io.NodeOutput(*comfy.to_pictures(images, len(tokens)))
+        height, width = samples["samples"].shape[-2:]
+        images = decode(model_set, tokens, height, width, keep_loaded, ANY_TILE if tiled else None)
+        rgb, mask, rgba = comfy.to_pictures(images, len(tokens))
+        return io.NodeOutput(rgb, mask, rgba, ui=comfy.pictures_ui(rgba))

@@ -24,6 +24,7 @@ class CoreAITextEncode(io.ComfyNode):
                     tooltip="The prompt. For a transparent picture say so: 'This is an RGBA image with transparency. … "
                     "The image has alpha channel and the background is transparent.'",
                 ),
+                comfy.keep_input(),
             ],
             outputs=[io.Conditioning.Output(tooltip="The encoded prompt, for the Core AI sampler.")],
         )
@@ -33,5 +34,5 @@ class CoreAITextEncode(io.ComfyNode):
         return comfy.fingerprint(model)
 
     @classmethod
-    def execute(cls, model: str, text: str) -> io.NodeOutput:
-        return io.NodeOutput(comfy.to_conditioning(encode_prompt(comfy.model_set(model), text)))
+    def execute(cls, model: str, text: str, keep_loaded: str = "auto") -> io.NodeOutput:
+        return io.NodeOutput(comfy.to_conditioning(encode_prompt(comfy.model_set(model), text, keep_loaded)))

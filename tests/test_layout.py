@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from .project_files import ROOT, tracked_files
+
 CODE = [
     ROOT / "__init__.py",
     *(path for folder in ("host", "nodes", "tests") for path in (ROOT / folder).rglob("*.py")),
@@ -32,16 +33,6 @@ def run(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def tracked_files() -> list[Path]:
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    if listed.returncode:
-        pytest.skip("this is no git checkout")
-    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
 def test_no_module_of_host_imports_comfyui() -> None:
@@ -114,6 +105,15 @@ def test_no_file_names_a_folder_of_the_machine_it_was_written_on() -> None:
     traces = [b"/" + b"work/", str(ROOT).encode()]
     found = [path.relative_to(ROOT) for path in tracked_files() if any(trace in path.read_bytes() for trace in traces)]
     assert found == []
+
+
+def test_no_two_files_are_one_where_case_does_not_count() -> None:
+    """As on a Mac's disk. A file and a folder collide as well."""
+    names = {Path(*path.parts[:end]) for path in tracked_files() for end in range(1, len(path.parts) + 1)}
+    folded: dict[str, list[str]] = {}
+    for name in names:
+        folded.setdefault(str(name).casefold(), []).append(str(name))
+    assert [same for same in folded.values() if len(same) > 1] == []
 
 
 def test_no_file_is_large() -> None:

@@ -27,7 +27,7 @@ BLOCK_CACHE = Shortcuts(first_block_cache=0.25)
 THRESHOLDS = (0.15, 0.25, 0.4)
 STEPS = 25
 PICTURES = 20
-SKETCHED = 4
+SKETCHED = 2
 """Pictures of the modes that are not recommended: enough for a point in the plot."""
 
 FIRST_SEED = 1_000_000

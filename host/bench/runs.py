@@ -9,7 +9,6 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-from PIL import Image, ImageOps
 
 from .. import runtime
 from ..contract import PIXELS_PER_TOKEN, GraphSpec
@@ -17,7 +16,7 @@ from ..denoiser import EXACT, PromptSlot
 from ..latents import initial_noise, pack
 from ..model_set import ModelSet
 from ..pipeline import encode_prompt
-from ..preview import latents_to_rgb
+from ..preview import PreviewMap, preview_picture
 from ..rope import rope_tables
 from ..sampler import Denoiser, Step
 from ..sampling import Sampling, Settings
@@ -28,7 +27,7 @@ from .steps import TIME, compile_ahead
 CAPTION = "a large red star sticker, transparent background"
 GRID = (16, 16)
 PREVIEW_PIXELS, PREVIEW_QUALITY = 512, 95
-"""The node asks for the size; the quality is that of ComfyUI's server."""
+"""Both are ComfyUI's own: the largest size it asks for unless told otherwise, and how its server writes a JPEG."""
 
 STEPS, REPEATS = 20, 5
 OVERHEAD_BAR = Bar(3.0, at_least=False)
@@ -67,18 +66,17 @@ def native_seconds() -> Iterator[list[float]]:
         yield seconds
 
 
-def preview(step: Step, grid: tuple[int, int]) -> bytes:
+def preview(step: Step, grid: tuple[int, int], preview_map: PreviewMap) -> bytes:
     """The JPEG that a step's preview becomes: what the sampler's node makes, as ComfyUI's server sends it."""
-    picture = Image.fromarray(latents_to_rgb(step.denoised, *grid))
-    picture = ImageOps.contain(picture, (PREVIEW_PIXELS, PREVIEW_PIXELS), Image.Resampling.BILINEAR)
+    picture = preview_picture(step.denoised, *grid, preview_map, PREVIEW_PIXELS)
     file = BytesIO()
     picture.save(file, "JPEG", quality=PREVIEW_QUALITY)
     return file.getvalue()
 
 
-def run_with_previews(sampling: Sampling) -> None:
+def run_with_previews(sampling: Sampling, preview_map: PreviewMap) -> None:
     for step in sampling.run():
-        preview(step, GRID)
+        preview(step, GRID, preview_map)
 
 
 def overhead_section(model: ModelSet, repeats: int = REPEATS) -> Section:
@@ -89,7 +87,7 @@ def overhead_section(model: ModelSet, repeats: int = REPEATS) -> Section:
     for seed in progress(range(repeats), "host overhead"):
         sampling = Sampling(model, embeddings, initial_noise(seed, *GRID), Settings(STEPS))
         with native_seconds() as native:
-            total, _ = timed(partial(run_with_previews, sampling))
+            total, _ = timed(partial(run_with_previews, sampling, model.preview_map))
         shares.append(100 * (1 - sum(native) / total))
         totals.append(total)
     note = f"of {Spread.of(totals)} s, previews included"

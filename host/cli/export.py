@@ -12,9 +12,10 @@ def export_command(options: argparse.Namespace) -> None:
     sizes = options.size or DEFAULT_SIZES
     export_model_set(
         options.checkpoint, options.out, options.parts, sizes, options.dit_compute,
-        loras=loras, encoder_compute=options.encoder_compute,
+        loras=loras, encoder_compute=options.encoder_compute, dry_run=options.dry_run,
     )  # fmt: skip
-    print(options.out.resolve())
+    if not options.dry_run:
+        print(options.out.resolve())
 
 
 def add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -24,6 +25,10 @@ def add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     )
     export.add_argument("--checkpoint", type=Path, required=True, metavar="DIR", help="layout of Qwen/Qwen-Image-2.1")
     export.add_argument("--out", type=Path, required=True, metavar="SET")
+    export.add_argument(
+        "--dry-run", action="store_true",
+        help="print what each part takes in disk and memory, and whether there is enough; write nothing",
+    )  # fmt: skip
     export.add_argument("--size", action="append", metavar="SIZE", help="VAE size, 512 or 384x256; may be repeated")
     export.add_argument(
         "--dit-compute", choices=("bf16", "fp32"), default="bf16", help="precision of the DiT's computation"

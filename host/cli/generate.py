@@ -36,10 +36,10 @@ def generate_command(options: argparse.Namespace) -> None:
         write = nullcontext() if options.progress_file is None else options.progress_file.open("w", encoding="utf-8")
         log = stack.enter_context(write)
         for group in grouped(jobs):
-            _generate_group(model, group, log)
+            _generate_group(model, group, options.keep_loaded, log)
 
 
-def _generate_group(model: ModelSet, jobs: Sequence["Job"], log: IO[str] | None) -> None:
+def _generate_group(model: ModelSet, jobs: Sequence["Job"], keep_loaded: str, log: IO[str] | None) -> None:
     """Make and save pictures that differ in their seeds alone."""
     from PIL import Image
     from tqdm import tqdm
@@ -70,6 +70,7 @@ def _generate_group(model: ModelSet, jobs: Sequence["Job"], log: IO[str] | None)
             first.settings,
             seeds=[job.seed for job in jobs],
             negative_prompt=first.negative_prompt,
+            keep_loaded=keep_loaded,
             report=report,
         )
         for job, picture in zip(jobs, pictures, strict=True):
@@ -132,4 +133,11 @@ def add_generate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--batch-file", type=Path, metavar="JOBS.json", help="a list of pictures: output and what differs of each"
     )
     generate.add_argument("--progress-file", type=Path, metavar="FILE", help="write a JSON line for each step")
+    generate.add_argument(
+        "--keep-loaded",
+        metavar="auto|stage|all",
+        default="auto",
+        help="how long a bundle stays in memory: while its stage runs (stage), to the end of the command (all), or "
+        "like all where memory is left for the largest other one (auto, the default)",
+    )
     generate.set_defaults(run=generate_command)

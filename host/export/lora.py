@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..contract import ContractError
 from ..files import hash_file
-from ..graphs.dit import DiT, DiTConfig
+from ..graphs.dit import DiT
 from ..graphs.layers import Linear, LoraLinear
 from .checkpoint import some
 
@@ -84,13 +84,6 @@ def apply_loras(model: DiT, loras: Iterable[Lora]) -> None:
         up = torch.cat([up for _, up in stack], dim=1)
         branch = LoraLinear(layers[name], down.to(model.compute_dtype), up.to(model.compute_dtype))
         model.set_submodule(name, branch)
-
-
-def check_loras(config: DiTConfig, loras: Iterable[Lora]) -> None:
-    """Raise the ``ContractError`` that ``apply_loras`` would, without the weights of a DiT."""
-    with torch.device("meta"):
-        model = DiT(config)
-    apply_loras(model, loras)
 
 
 def read_lora(lora: Lora, shapes: Mapping[str, torch.Size]) -> dict[str, Update]:

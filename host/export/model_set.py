@@ -2,8 +2,10 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,20 @@ from ..rope import write_axis_tables
 from ..sampling import check_grid
 from ..schedule import SchedulerConfig
 from .checkpoint import (
+    DIT_FOLDER,
+    TEXT_ENCODER_FOLDER,
+    VAE_FOLDER,
     checkpoint_scheduler,
-    dit_config,
     encoder_precision,
     load_dit,
     load_text_encoder,
     load_vae_decoder,
 )
-from .convert import Part, convert
-from .lora import Lora, apply_loras, check_loras
+from .component import Component, Plan
+from .convert import Part, remove_abandoned
+from .lora import Lora, apply_loras
+from .preview_fit import preview_metadata
+from .stored import StandIns
 
 PARTS = ("dit", "encoder", "vae", "host")
 COMPUTE_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -47,40 +54,52 @@ def export_model_set(
     report: Callable[[str], None] = print,
     loras: Sequence[Lora] = (),
     encoder_compute: str = "fp32",
+    dry_run: bool = False,
 ) -> None:
-    """Export ``parts`` of ``checkpoint`` into the model set ``out``.
+    """Export ``parts`` of ``checkpoint`` into the model set ``out``, one at a time.
 
     ``parts`` are among dit, encoder, vae, host, or all; ``sizes`` are pictures the VAE is made for,
     ``512`` or ``384x256`` (width x height). ``dit_compute`` is bf16 or fp32, ``encoder_compute`` fp32,
-    r32 or bf16. ``loras`` go into the DiT. ``report`` is told each step.
-    Raises ``ContractError`` before anything is written if the request is wrong.
+    r32 or bf16. ``loras`` go into the DiT. ``report`` is told each step, and before them what the
+    export takes; with ``dry_run`` that is all.
+    Raises ``ContractError`` before anything is written if the request is wrong, the checkpoint does not
+    fit its own configuration, or disk or memory do not suffice.
     """
     checkpoint, out = Path(checkpoint), Path(out)
     chosen = _choose(parts)
     grids = [parse_size(size) for size in sizes]
-    if dit_compute not in COMPUTE_DTYPES:
-        raise ContractError(f"dit compute is {dit_compute!r}: choose one of {', '.join(COMPUTE_DTYPES)}")
-    encoder_precision(encoder_compute)
     if not (checkpoint / "model_index.json").is_file():
         raise ContractError(f"{checkpoint} has no model_index.json: pass the folder of a Qwen-Image-2.1 checkpoint")
     if loras and "dit" not in chosen:
         raise ContractError(f"a LoRA changes the DiT, which is not among the parts {chosen}: add dit")
-    if loras:
-        check_loras(dit_config(checkpoint), loras)
+    available = {
+        "encoder": [text_encoder(checkpoint, out, encoder_compute)],
+        "dit": [dit(checkpoint, out, dit_compute, loras)],
+        "vae": [vae_decoder(checkpoint, out, *grid) for grid in grids],
+    }
+    components = [component for part in available if part in chosen for component in available[part]]
+    plan = Plan.of(components, out)
+    for line in plan.lines():
+        report(line)
+    plan.check()
+    if dry_run:
+        return
+    started = time.monotonic()
     if "host" in chosen:
         report("host: tokenizer, RoPE tables, scheduler settings")
         export_host(checkpoint, out)
-    if "encoder" in chosen:
-        report(f"text encoder: bf16 weights, {encoder_compute} compute")
-        export_text_encoder(checkpoint, out, encoder_compute)
-    if "dit" in chosen:
-        names = "".join(f", {lora.path.name} at {lora.strength:g}" for lora in loras)
-        report(f"DiT: bf16 weights, {dit_compute} compute{names}")
-        export_dit(checkpoint, out, dit_compute, loras)
-    if "vae" in chosen:
-        for height, width in grids:
-            report(f"VAE decoder: {width * PIXELS_PER_TOKEN}x{height * PIXELS_PER_TOKEN}, fp32")
-            export_vae_decoder(checkpoint, out, height, width)
+    remove_abandoned(out)
+
+    def stage(title: str, text: str) -> None:
+        report(f"{_elapsed(started)} {title}: {text}")
+
+    for component in components:
+        component.export(partial(stage, component.title))
+    report(f"{_elapsed(started)} done")
+
+
+def _elapsed(started: float) -> str:
+    return "{:3d}:{:02d}".format(*divmod(round(time.monotonic() - started), 60))
 
 
 def _choose(parts: Iterable[str]) -> list[str]:
@@ -100,21 +119,37 @@ def parse_size(size: str) -> tuple[int, int]:
     return grid
 
 
+def text_encoder(checkpoint: Path, out: Path, compute: str = "fp32") -> Component:
+    encoder_precision(compute)
+    return Component(
+        title="text encoder",
+        source=checkpoint / TEXT_ENCODER_FOLDER,
+        bundle=out / f"qi21_encoder_dynL_{_published_name(compute)}_ids_iofp32.aimodel",
+        load=lambda stand_ins: load_text_encoder(checkpoint, compute, stand_ins),
+        parts=lambda model: [(model, TEXT_ENCODER.bind({"D": model.config.hidden_size}))],
+        describe=lambda model: {"weights": "bf16", "compute": compute},
+    )
+
+
 def export_text_encoder(checkpoint: Path, out: Path, compute: str = "fp32") -> Bundle:
-    model = load_text_encoder(checkpoint, compute)
-    spec = TEXT_ENCODER.bind({"D": model.config.hidden_size})
-    metadata = {"weights": "bf16", "compute": compute}
-    return convert(model, spec, out / f"qi21_encoder_dynL_{_published_name(compute)}_ids_iofp32.aimodel", metadata)
+    return text_encoder(checkpoint, out, compute).export()
 
 
-def export_dit(checkpoint: Path, out: Path, compute: str, loras: Sequence[Lora] = ()) -> Bundle:
-    model = load_dit(checkpoint, COMPUTE_DTYPES[compute])
-    apply_loras(model, loras)
-    main, *others = dit_parts(model)
-    metadata: dict[str, Any] = {"weights": "bf16", "compute": compute, "num_layers": model.config.num_layers}
-    if loras:
-        metadata["loras"] = [lora.describe() for lora in loras]
-    return convert(*main, out / f"qi21_dit_full_{_published_name(compute)}_dyn_iofp32.aimodel", metadata, others)
+def dit(checkpoint: Path, out: Path, compute: str, loras: Sequence[Lora] = ()) -> Component:
+    if compute not in COMPUTE_DTYPES:
+        raise ContractError(f"dit compute is {compute!r}: choose one of {', '.join(COMPUTE_DTYPES)}")
+
+    def load(stand_ins: StandIns) -> DiT:
+        model = load_dit(checkpoint, COMPUTE_DTYPES[compute], stand_ins)
+        apply_loras(model, loras)
+        return model
+
+    def describe(model: DiT) -> dict[str, Any]:
+        metadata: dict[str, Any] = {"weights": "bf16", "compute": compute, "num_layers": model.config.num_layers}
+        return {**metadata, "loras": [lora.describe() for lora in loras]} if loras else metadata
+
+    bundle = out / f"qi21_dit_full_{_published_name(compute)}_dyn_iofp32.aimodel"
+    return Component("DiT", checkpoint / DIT_FOLDER, bundle, load, dit_parts, describe)
 
 
 def _published_name(compute: str) -> str:
@@ -137,20 +172,25 @@ def dit_parts(model: DiT) -> list[Part]:
     return [(module, spec.bind(sizes, dtype)) for module, spec in zip(modules, (DIT, *DIT_FUNCTIONS), strict=True)]
 
 
-def export_vae_decoder(checkpoint: Path, out: Path, height: int, width: int) -> Bundle:
-    model = load_vae_decoder(checkpoint, height, width)
+def vae_decoder(checkpoint: Path, out: Path, height: int, width: int) -> Component:
     pixels = {"H": height * PIXELS_PER_TOKEN, "W": width * PIXELS_PER_TOKEN}
-    spec = VAE_DECODER.bind({"N": height * width, **pixels})
-    metadata: dict[str, Any] = {
-        "weights": "fp32",
-        "compute": "fp32",
-        "height": pixels["H"],
-        "width": pixels["W"],
-        "latents_mean": model.config.latents_mean,
-        "latents_std": model.config.latents_std,
-    }
     name = f"{pixels['W']}" if height == width else f"{pixels['W']}x{pixels['H']}"
-    return convert(model, spec, out / f"qi21_vae_{name}_fp32.aimodel", metadata)
+    return Component(
+        title=f"VAE decoder {pixels['W']}x{pixels['H']}",
+        source=checkpoint / VAE_FOLDER,
+        bundle=out / f"qi21_vae_{name}_fp32.aimodel",
+        load=lambda stand_ins: load_vae_decoder(checkpoint, height, width, stand_ins),
+        parts=lambda model: [(model, VAE_DECODER.bind({"N": height * width, **pixels}))],
+        describe=lambda model: {
+            "weights": "fp32",
+            "compute": "fp32",
+            "height": pixels["H"],
+            "width": pixels["W"],
+            "latents_mean": model.config.latents_mean,
+            "latents_std": model.config.latents_std,
+            **preview_metadata(checkpoint),
+        },
+    )
 
 
 def export_host(checkpoint: Path, out: Path) -> None:

@@ -1,12 +1,16 @@
 """A real ComfyUI server with this pack, the tiny model set, and somebody else's pack beside it."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from coreai_rgba_image.host.model_set import ModelSet
+from coreai_rgba_image.host.model_set import EMBEDDED_FOLDER, ModelSet
+from coreai_rgba_image.host.published import PUBLISHED_REPOSITORY
 
+from ..host import stand_in
+from ..host.hub_server import HubServer
 from .get_comfyui import get_comfyui
 from .server import Client, Server, make_base, running_server
 
@@ -38,7 +42,16 @@ def comfyui() -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(comfyui: Path, tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubServer]:
+    """Where the server downloads from: the published repository, played by the set that comes with the pack."""
+    folder = Path(shutil.copytree(EMBEDDED_FOLDER, tmp_path_factory.mktemp("hub") / "published"))
+    (folder / "LICENSE").write_text("You may do research with this.\n", encoding="utf-8")
+    with HubServer(folder, PUBLISHED_REPOSITORY) as hub:
+        yield hub
+
+
+@pytest.fixture(scope="session")
+def server(comfyui: Path, tiny_set: Path, hub: HubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     base = make_base(tmp_path_factory.mktemp("comfyui") / "base")
     for name, content in OTHER_PACK.items():
         path = base / "custom_nodes" / "another-pack" / name
@@ -48,7 +61,9 @@ def server(comfyui: Path, tiny_set: Path, tmp_path_factory: pytest.TempPathFacto
     disk = tmp_path_factory.mktemp("disk")
     (disk / "on-a-disk").symlink_to(tiny_set, target_is_directory=True)
     (base / "extra_model_paths.yaml").write_text(f"disk:\n  coreai: {disk}\n", encoding="utf-8")
-    with running_server(comfyui, base) as running:
+    environment = {**stand_in.environment(tmp_path_factory.mktemp("mac")), **hub.environment}
+    environment["HF_HOME"] = str(tmp_path_factory.mktemp("hf"))
+    with running_server(comfyui, base, environment) as running:
         yield running
 
 

@@ -42,6 +42,8 @@ class Run:
     prompt_id: str
     messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     previews: list[bytes] = field(default_factory=list)
+    preview_events: list[int] = field(default_factory=list)
+    """The binary event type of each preview: 1, or 4 where metadata comes with it."""
 
     def told(self, kind: str) -> list[dict[str, Any]]:
         return [data for told, data in self.messages if told == kind]
@@ -99,6 +101,7 @@ class Client:
             message = self._socket.recv()
             if isinstance(message, bytes):
                 run.previews.append(picture_in(message))
+                run.preview_events.append(struct.unpack(">I", message[:4])[0])
                 continue
             decoded = json.loads(message)
             kind, data = decoded["type"], decoded.get("data", {})
@@ -107,11 +110,22 @@ class Client:
                 listener(kind, data)
         return run
 
+    def listen(self, kind: str) -> Iterator[dict[str, Any]]:
+        """The data of each message of ``kind``, as they arrive."""
+        while True:
+            message = self._socket.recv()
+            if isinstance(message, str) and (decoded := json.loads(message))["type"] == kind:
+                yield decoded["data"]
+
     def run(self, workflow: Workflow) -> Run:
         return self.wait(self.submit(workflow))
 
     def interrupt(self, prompt_id: str) -> None:
         requests.post(f"http://{self.address}/interrupt", json={"prompt_id": prompt_id}, timeout=30).raise_for_status()
+
+    def free(self, **flags: bool) -> None:
+        """What "unload models" and "free model and node cache" ask for; done when the queue is empty."""
+        requests.post(f"http://{self.address}/free", json=flags, timeout=30).raise_for_status()
 
     def history(self, prompt_id: str) -> dict[str, Any]:
         return self._get(f"history/{prompt_id}").json()[prompt_id]
@@ -138,10 +152,11 @@ def picture_in(message: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: where it listens, its base folder, and what it logged."""
+    """A running server: where it listens, its base folder, its process, and what it logged."""
 
     address: str
     base: Path
+    process_id: int
 
     @property
     def log(self) -> str:
@@ -161,20 +176,23 @@ def make_base(base: Path) -> Path:
 
 
 @contextlib.contextmanager
-def running_server(comfyui: Path, base: Path, environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+def running_server(
+    comfyui: Path, base: Path, environment: Mapping[str, str] | None = None, previews: str = "auto"
+) -> Iterator[Server]:
     """A server on a free port, up when the block starts and gone when it ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = "127.0.0.1:" + str(free.getsockname()[1])
     command = [sys.executable, "main.py", "--cpu", "--disable-auto-launch", "--port", address.split(":")[1]]
+    command += ["--preview-method", previews]
     command += ["--base-directory", str(base), "--database-url", "sqlite:///:memory:"]
     if (base / "extra_model_paths.yaml").exists():
         command += ["--extra-model-paths-config", str(base / "extra_model_paths.yaml")]
-    server = Server(address, base)
     with (base / "server.log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=comfyui, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **(environment or {})}
         )
+    server = Server(address, base, process.pid)
     try:
         _wait_until_up(server, process)
         yield server

@@ -1,6 +1,5 @@
 """What a user meets in a real server besides pictures: errors, progress, interruption, caching, new models."""
 
-import io
 import os
 import re
 import shutil
@@ -12,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from safetensors.numpy import save_file
 
-from .server import Client, RefusedError, Run, Server, Workflow
+from .server import Client, RefusedError, Server, Workflow
 from .workflows import latents, node, picture
 
 pytestmark = pytest.mark.slow
@@ -116,28 +114,6 @@ def test_an_unknown_model_set_is_refused_with_the_known_ones(client: Client) -> 
     assert "../tiny" in message
     assert "'tiny'" in message
     assert_works(client)
-
-
-def test_each_step_is_told_and_shown(client: Client) -> None:
-    run = client.run(latents("told and shown", width=512, height=512, steps=4))
-    assert [value for value in run.progress if value] == [1, 2, 3, 4]
-    assert run.told("progress")[-1]["max"] == 4
-    assert_previews_are_pictures(run, 4)
-
-
-def test_a_browser_without_feature_flags_gets_previews_too(server: Server) -> None:
-    client = Client(server.address, feature_flags=False)
-    run = client.run(latents("shown to an old one", width=512, height=512, steps=2))
-    assert_previews_are_pictures(run, 2)
-    client.close()
-
-
-def assert_previews_are_pictures(run: Run, steps: int) -> None:
-    assert len(run.previews) == steps
-    for preview in run.previews:
-        image = Image.open(io.BytesIO(preview))
-        image.load()
-        assert image.width == image.height
 
 
 def test_an_interrupted_run_stops_within_one_step(client: Client) -> None:

@@ -32,10 +32,10 @@ def saved_pictures(client: Client, run: Run, save: str = "save") -> list[Image.I
     return [Image.open(io.BytesIO(client.view(output))) for output in run.outputs(save)]
 
 
-def saved_latents(client: Client, run: Run) -> np.ndarray:
+def saved_latents(client: Client, run: Run, save: str = "save_latents") -> np.ndarray:
     """``[B, 64, h, w]`` in VAE space."""
     assert run.outcome == "execution_success", run.messages[-1]
-    [output] = run.outputs("save_latents", "latents")
+    [output] = run.outputs(save, "latents")
     return load(client.view(output))["latent_tensor"]
 
 

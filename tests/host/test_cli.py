@@ -1,6 +1,7 @@
 """The command line, run in this process on the tiny model set."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from PIL import Image
 
 from coreai_rgba_image.host.cli import MODELS_VARIABLE, main
 from coreai_rgba_image.host.denoiser import Shortcuts
+from coreai_rgba_image.host.doctor import Page
 from coreai_rgba_image.host.model_set import ModelSet
 from coreai_rgba_image.host.pipeline import generate
 from coreai_rgba_image.host.sampling import Settings
@@ -119,6 +121,48 @@ def test_models_lists_every_set_and_what_it_lacks(
         "looked",
     ]
     assert "holds no DiT bundle. To make it from the checkpoint: coreai-rgba export" in listed
+
+
+def test_models_of_some_sets_in_json_for_scripts(
+    tiny_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tiny").symlink_to(tiny_set, target_is_directory=True)
+    monkeypatch.setenv(MODELS_VARIABLE, str(tmp_path))
+    assert main(["models", "tiny", str(tiny_set), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["looked_in"] == [str(tmp_path)]
+    assert [(found["name"], found["usable"]) for found in told["sets"]] == [("tiny", True), (str(tiny_set), True)]
+    assert told["sets"][0]["sizes"] == [[176, 144], [192, 128], [256, 256]]
+    assert main(["models", "nobody's"]) == 1
+    assert 'no model set is called "nobody\'s"' in capsys.readouterr().err
+
+
+def test_a_list_of_500_bundles_opens_none_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(500):
+        (tmp_path / f"set {number // 5}" / f"{number}.aimodel").mkdir(parents=True)
+    monkeypatch.setenv(MODELS_VARIABLE, str(tmp_path))
+    opened: list[Path] = []
+    monkeypatch.setattr("coreai_rgba_image.host.model_set.read_bundle", opened.append)
+    started = time.perf_counter()
+    assert main(["models", "--list", "--json"]) == 0
+    assert time.perf_counter() - started < 2
+    sets = json.loads(capsys.readouterr().out)["sets"]
+    assert sum(len(found["bundles"]) for found in sets) >= 500
+    assert sets[0] == {"name": "set 0", "path": f"{tmp_path}/set 0", "bundles": [f"{n}.aimodel" for n in range(5)]}
+    assert main(["models", "--list"]) == 0
+    assert f"set 99  {tmp_path}/set 99\n  bundles: 5\n" in capsys.readouterr().out
+    assert opened == []
+
+
+@pytest.mark.parametrize(("works", "status"), [(True, 0), (False, 1)])
+def test_doctor_ends_with_1_if_nothing_can_be_drawn(
+    works: bool, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("coreai_rgba_image.host.doctor.examine", lambda *places: Page("the page\n", works))
+    assert main(["doctor"]) == status
+    assert capsys.readouterr().out == "the page\n"
 
 
 def test_export_without_sizes_makes_the_published_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

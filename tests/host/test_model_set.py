@@ -52,8 +52,8 @@ def test_a_set_tells_what_it_holds(tiny_set: Path) -> None:
 def test_a_size_without_a_decoder_lists_the_sizes_and_the_command(tiny_set: Path) -> None:
     message = (
         f"no VAE decoder for 128x192 pixels in {tiny_set}; it has: 192x128, 176x144, 256x256. "
-        "Choose one of these sizes. To make it from the checkpoint: "
-        f"coreai-rgba export --checkpoint CHECKPOINT --out '{tiny_set}' vae --size 128x192"
+        "Choose one of these sizes, or 'tiled' in Core AI RGBA Decode. To make it from the checkpoint: "
+        f"coreai-rgba export --checkpoint CHECKPOINT --out {tiny_set} vae --size 128x192"
     )
     with pytest.raises(ContractError) as caught:
         ModelSet(tiny_set).vae_decoder(12, 8)
@@ -81,7 +81,8 @@ def test_a_damaged_bundle_is_named(own_set: Path) -> None:
     with (own_set / DIT / "main.mlirb").open("r+b") as program:
         program.seek(2000)
         program.write(b"damage")
-    with pytest.raises(DamagedBundleError, match=f"{DIT}.*damaged: download or export it again"):
+    message = f"{DIT}.*damaged: download or export it again. To make it .*: coreai-rgba export .* dit$"
+    with pytest.raises(DamagedBundleError, match=message):
         _ = ModelSet(own_set).dit
 
 
@@ -130,6 +131,15 @@ def test_the_fingerprint_changes_with_any_file(own_set: Path) -> None:
     seen.add(model.fingerprint)
     os.utime(own_set / DIT / "main.mlirb", ns=(1, 1))
     assert model.fingerprint not in seen
+
+
+def test_the_fingerprint_does_not_see_what_macos_leaves_behind(own_set: Path) -> None:
+    before = ModelSet(own_set).fingerprint
+    for name in ("host/._scheduler.json", "tokenizer/.DS_Store", f"._{DIT}"):
+        (own_set / name).write_bytes(b"junk")
+    assert ModelSet(own_set).fingerprint == before
+    (own_set / "host" / "broken").symlink_to("nowhere")
+    assert ("host/broken", -1, -1) in ModelSet(own_set).fingerprint
 
 
 def test_sets_are_found_by_their_relative_name(tmp_path: Path) -> None:

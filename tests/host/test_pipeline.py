@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coreai_rgba_image.host import pipeline, runtime
+from coreai_rgba_image.host import runtime
 from coreai_rgba_image.host.contract import ContractError
 from coreai_rgba_image.host.latents import initial_noise, pack
 from coreai_rgba_image.host.model_set import ModelSet
@@ -41,13 +41,13 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of the bundles that are loaded, in order; no prompt is remembered."""
     monkeypatch.setenv(DISK_VARIABLE, "0")
     kinds: list[str] = []
-    load = pipeline.runtime.load
+    load = runtime.load
 
     def noting(bundle: Any) -> Any:
         kinds.append(bundle.spec.kind)
         return load(bundle)
 
-    monkeypatch.setattr(pipeline.runtime, "load", noting)
+    monkeypatch.setattr(runtime, "load", noting)
     return kinds
 
 
@@ -83,7 +83,7 @@ def latents(batch: int = 1) -> np.ndarray:
 def test_embeddings_are_those_of_the_prompts_own_tokens(model: ModelSet, positive: np.ndarray) -> None:
     tokens = model.tokenizer.encode(PROMPT)
     assert positive.shape == (1, tokens.text_length, 64)
-    with pipeline.runtime.load(model.text_encoder) as encoder:
+    with runtime.load(model.text_encoder) as encoder:
         hidden = encoder(input_ids=tokens.ids)["hidden"]
     assert np.array_equal(positive, hidden[:, tokens.drop_idx :])
 
@@ -230,19 +230,6 @@ def test_seeds_of_one_prompt_give_the_pictures_of_single_runs(
     for seed, picture in zip([4, 9, 2, 7], batch, strict=True):
         single = generate(model, PROMPT, 192, 128, settings, seed=seed, negative_prompt="blurry")
         assert np.array_equal(picture, single)
-
-
-def test_a_decoder_that_does_not_fit_beside_the_dit_waits_for_the_last_picture(
-    model: ModelSet, loaded: list[str], called: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    early = list(generate_batch(model, PROMPT, 192, 128, Settings(2), seeds=[1, 2]))
-    loaded.clear()
-    called.clear()
-    monkeypatch.setattr(pipeline, "DECODER_BYTES_PER_PIXEL", 2**60)
-    late = list(generate_batch(model, PROMPT, 192, 128, Settings(2), seeds=[1, 2]))
-    assert called == ["text encoder", *["DiT"] * 4, *["VAE decoder"] * 2]
-    assert loaded == ["text encoder", "DiT", "VAE decoder"]
-    assert np.array_equal(early, late)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coreai_rgba_image.host import pipeline, prompt, prompt_cache
+from coreai_rgba_image.host import prompt, prompt_cache, runtime
 from coreai_rgba_image.host.contract import ContractError
 from coreai_rgba_image.host.files import cache_folder
 from coreai_rgba_image.host.model_set import ModelSet
@@ -58,20 +58,20 @@ def remove(path: Path) -> None:
 def loaded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kinds of the bundles that are loaded, in order."""
     kinds: list[str] = []
-    load = pipeline.runtime.load
+    load = runtime.load
 
     def noting(bundle: Any) -> Any:
         kinds.append(bundle.spec.kind)
         return load(bundle)
 
-    monkeypatch.setattr(pipeline.runtime, "load", noting)
+    monkeypatch.setattr(runtime, "load", noting)
     return kinds
 
 
 def uncached(model: ModelSet, text: str) -> np.ndarray:
     """What the encoder itself says, without any of the cache's code."""
     tokens = model.tokenizer.encode(text)
-    with pipeline.runtime.load(model.text_encoder) as encoder:
+    with runtime.load(model.text_encoder) as encoder:
         return encoder(input_ids=tokens.ids)["hidden"][:, tokens.drop_idx :]
 
 
@@ -103,13 +103,13 @@ def test_only_prompts_that_are_missing_are_encoded_and_each_once(
     model: ModelSet, loaded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoded: list[int] = []
-    call = pipeline.runtime.LoadedGraph.__call__
+    call = runtime.LoadedGraph.__call__
 
     def noting(graph: Any, **inputs: Any) -> Any:
         encoded.append(inputs["input_ids"].shape[1])
         return call(graph, **inputs)
 
-    monkeypatch.setattr(pipeline.runtime.LoadedGraph, "__call__", noting)
+    monkeypatch.setattr(runtime.LoadedGraph, "__call__", noting)
     encode_prompts(model, ["one", "two", "one"])
     assert (len(loaded), len(encoded)) == (1, 2)
     results = encode_prompts(model, ["three", "two", "four 4", "three"])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from coreai_rgba_image.host import runtime
-from coreai_rgba_image.host.bundle import Bundle, read_bundle
+from coreai_rgba_image.host.bundle import MAIN, Bundle, read_bundle
 from coreai_rgba_image.host.contract import VAE_DECODER, ContractError
 from coreai_rgba_image.host.files import CACHE_VARIABLE
 
@@ -212,45 +212,7 @@ def test_a_full_disk_is_refused_before_compiling(
         runtime.load(read_bundle(bundles / "big.aimodel"))
 
 
-@pytest.fixture
-def mac_bundle(tmp_path: Path) -> Bundle:
-    """A bundle of two bytes more than may be compiled just in time."""
-    path = tmp_path / "qi21_vae_512_fp32.aimodel"
-    path.mkdir()
-    (path / "main.mlirb").touch()
-    os.truncate(path / "main.mlirb", runtime.JUST_IN_TIME_LIMIT + 2)
-    return Bundle(path, VAE_DECODER, {}, "")
-
-
-def compiled_for(bundle: Bundle, architecture: str) -> Path:
-    path = bundle.path.parent / "aot" / bundle.path.stem / f"{bundle.path.stem}.{architecture}.aimodelc"
-    path.mkdir(parents=True)
-    return path
-
-
-def test_a_mac_loads_the_compiled_copy(mac_bundle: Bundle) -> None:
-    compiled = compiled_for(mac_bundle, "h16c")
-    compiled.with_name(f"._{compiled.name}").touch()  # as macOS leaves on foreign disks
-    assert runtime.compiled_for_mac(mac_bundle) == compiled
-
-
-def test_a_mac_compiles_a_small_bundle_just_in_time(mac_bundle: Bundle) -> None:
-    os.truncate(mac_bundle.path / "main.mlirb", runtime.JUST_IN_TIME_LIMIT)
-    assert runtime.compiled_for_mac(mac_bundle) == mac_bundle.path
-
-
-def test_a_mac_is_not_given_a_large_bundle_uncompiled(mac_bundle: Bundle) -> None:
-    with pytest.raises(ContractError, match=f"coreai-build compile '{mac_bundle.path}'.*--expect-frequent-reshapes"):
-        runtime.compiled_for_mac(mac_bundle)
-
-
-def test_a_mac_does_not_choose_between_two_compiled_copies(mac_bundle: Bundle) -> None:
-    compiled_for(mac_bundle, "h16c"), compiled_for(mac_bundle, "h17s")
-    with pytest.raises(ContractError, match=r"h16c.*h17s.*keep the one"):
-        runtime.compiled_for_mac(mac_bundle)
-
-
-def test_a_mac_loads_with_the_default_options(mac_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mac_loads_with_the_default_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``None`` instead of the default options leaves symbols unresolved there."""
     loaded: list[tuple[object, ...]] = []
 
@@ -264,8 +226,10 @@ def test_a_mac_loads_with_the_default_options(mac_bundle: Bundle, monkeypatch: p
                 loaded.append(arguments)
                 return "model"
 
+    bundle = Bundle(tmp_path / "small.aimodel", {MAIN: VAE_DECODER}, {}, "")
+    bundle.path.mkdir()
+    (bundle.path / "main.mlirb").touch()
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(runtime, "import_coreai", lambda: (Runtime, None))
-    compiled = compiled_for(mac_bundle, "h16c")
-    assert runtime._run(runtime._load(mac_bundle)) == "model"
-    assert loaded == [(compiled, "default options")]
+    runtime.load(bundle)
+    assert loaded == [(bundle.path, "default options")]
