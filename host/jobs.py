@@ -49,7 +49,7 @@ def download_job(request: DownloadRequest) -> Job:
 
 def compile_job(name: str, model: ModelSet) -> Job:
     def work(report: Report) -> str:
-        bundles = model.bundles
+        bundles = model.whole()
 
         def tell(now: Progress) -> None:
             report(f"{now.bundle.path.name}: {now.text}", bundles.index(now.bundle), len(bundles))

@@ -73,6 +73,12 @@ class ModelSet:
         errors = {path: error for path, error in self.contents.items() if isinstance(error, ContractError)}
         return [error for path, error in errors.items() if not kinds or kind_by_name(path.name) in (*kinds, None)]
 
+    def whole(self, *kinds: str) -> list[Bundle]:
+        """The bundles of these kinds, or all; raises if one that may be of them is damaged."""
+        for error in self.errors(*kinds):
+            raise error
+        return [bundle for bundle in self.bundles if not kinds or bundle.spec.kind in kinds]
+
     @property
     def text_encoder(self) -> Bundle:
         return self._only(TEXT_ENCODER.kind)

@@ -64,9 +64,8 @@ class VelocityRun:
                 "schedule, choose another of the two"
             )
         slot = self._slot(grid, embeddings)
-        timestep = (
-            np.array([sigma], dtype=np.float32) * self._train_timesteps / np.float32(1000)
-        )  # as ``schedule`` and ``sampler`` do
+        # As ``schedule`` and ``sampler`` round it.
+        timestep = np.array([sigma], dtype=np.float32) * self._train_timesteps / np.float32(1000)
         velocity = slot.denoiser()(pack(latents), timestep)
         if not np.isfinite(velocity).all():
             raise ContractError(

@@ -32,9 +32,7 @@ def chosen_bundles(model: ModelSet, parts: Sequence[str]) -> list[Bundle]:
     if unknown := sorted(set(parts) - PARTS.keys()):
         raise ContractError(f"there is no part {', '.join(unknown)}: a set has {', '.join(PARTS)}")
     kinds = {PARTS[part] for part in parts or PARTS}
-    for error in model.errors(*kinds):
-        raise error
-    bundles = [bundle for bundle in model.bundles if bundle.spec.kind in kinds]
+    bundles = model.whole(*kinds)
     if parts and (missing := kinds - {bundle.spec.kind for bundle in bundles}):
         raise ContractError(f"{model.path} holds no {', '.join(sorted(missing))}: run coreai-rgba models")
     return bundles

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from coreai_rgba_image.host.cli import main
 from coreai_rgba_image.host.contract import ContractError
 from coreai_rgba_image.host.jobs import Job, Jobs, JobState, Report, compile_job
 from coreai_rgba_image.host.model_set import ModelSet
@@ -124,6 +125,17 @@ def test_compiling_without_the_tools_says_what_to_install(jobs: Jobs, tmp_path: 
         state = ended(jobs)
     assert (state.task, state.name, state.outcome) == ("compile", "a-set", "failed")
     assert "no xcrun on PATH: this needs a Mac with Xcode 27" in state.text
+
+
+def test_a_damaged_bundle_is_not_passed_over_by_a_compile(
+    jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a-set" / "qi21_dit_bf16.aimodel").mkdir(parents=True)
+    jobs.start(compile_job("a-set", ModelSet(tmp_path / "a-set")))
+    assert ended(jobs).outcome == "failed"
+    assert "qi21_dit_bf16.aimodel has no main.mlirb" in ended(jobs).text
+    assert main(["compile", str(tmp_path / "a-set")]) == 1
+    assert capsys.readouterr().err == f"coreai-rgba: {ended(jobs).text}\n"
 
 
 EXIT = """
