@@ -8,7 +8,7 @@ JOBS ?= 2
 export COREAI_RGBA_CACHE ?= $(CURDIR)/.cache
 export HF_HUB_OFFLINE := 1
 
-.PHONY: install comfyui demo lint types test parity clean
+.PHONY: install comfyui demo examples lint types test parity clean
 
 install: $(VENV)/installed
 
@@ -26,8 +26,17 @@ $(VENV)/comfyui: $(VENV)/installed tests/comfyui/get_comfyui.py
 	$(BIN)/python tests/comfyui/get_comfyui.py > $@.part
 	mv $@.part $@
 
+# The newest frontend, which ComfyUI is tested with too.
+$(VENV)/frontend: $(VENV)/installed tests/comfyui/get_frontend.py
+	$(BIN)/python tests/comfyui/get_frontend.py > $@.part
+	mv $@.part $@
+
 demo: $(VENV)/comfyui
 	$(BIN)/python tests/comfyui/demo.py out/demo.png
+
+# What lies beside example_workflows/api, made anew from it; needs Chromium.
+examples: $(VENV)/comfyui
+	$(BIN)/python -m tests.comfyui.make_examples $(EXAMPLES)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -40,7 +49,8 @@ types: $(VENV)/installed
 
 # Two processes with one thread each: the runtime uses one core.
 test: export OMP_NUM_THREADS := 1
-test: lint types $(VENV)/comfyui
+test: export COREAI_RGBA_SCREENSHOTS ?= $(CURDIR)/out/screenshots
+test: lint types $(VENV)/comfyui $(VENV)/frontend
 	COMFYUI_DIR=$${COMFYUI_DIR:-$$(cat $(VENV)/comfyui)} $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 # Only what compares us with diffusers and transformers, number by number.

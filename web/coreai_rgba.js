@@ -10,12 +10,19 @@ import { app } from "../../scripts/app.js";
 import { restoreOutputs } from "./graph.js";
 import { MODELS_COMMAND, addModelsPanel } from "./models_panel.js";
 import { addSamplingPanel, followSampling, isSampler } from "./sampling.js";
+import { loadTranslations, translateDefinition, translateInputs } from "./translations.js";
 import { addViewer, isDecoder } from "./viewer.js";
 
 const extension = {
   name: "coreai_rgba",
   commands: [MODELS_COMMAND],
   menuCommands: [{ path: ["View"], commands: [MODELS_COMMAND.id] }],
+
+  init: loadTranslations,
+
+  beforeRegisterNodeDef(_, definition) {
+    translateDefinition(definition);
+  },
 
   async setup() {
     const style = document.createElement("link");
@@ -27,6 +34,7 @@ const extension = {
   },
 
   nodeCreated(node) {
+    translateInputs(node);
     if (isSampler(node)) addSamplingPanel(node);
     if (isDecoder(node)) addViewer(node);
   },

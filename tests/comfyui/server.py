@@ -130,6 +130,11 @@ class Client:
     def history(self, prompt_id: str) -> dict[str, Any]:
         return self._get(f"history/{prompt_id}").json()[prompt_id]
 
+    def queue(self) -> list[str]:
+        """Prompt ids of what runs and of what waits."""
+        queue = self._get("queue").json()
+        return [entry[1] for entry in queue["queue_running"] + queue["queue_pending"]]
+
     def view(self, output: Mapping[str, str]) -> bytes:
         """A file that a node made."""
         return self._get("view", output).content
@@ -177,15 +182,24 @@ def make_base(base: Path) -> Path:
 
 @contextlib.contextmanager
 def running_server(
-    comfyui: Path, base: Path, environment: Mapping[str, str] | None = None, previews: str = "auto"
+    comfyui: Path,
+    base: Path,
+    environment: Mapping[str, str] | None = None,
+    previews: str = "auto",
+    frontend: Path | None = None,
 ) -> Iterator[Server]:
-    """A server on a free port, up when the block starts and gone when it ends."""
+    """A server on a free port, up when the block starts and gone when it ends.
+
+    ``frontend`` is the folder of a page to show instead of the one that ComfyUI requires.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = "127.0.0.1:" + str(free.getsockname()[1])
     command = [sys.executable, "main.py", "--cpu", "--disable-auto-launch", "--port", address.split(":")[1]]
     command += ["--preview-method", previews]
     command += ["--base-directory", str(base), "--database-url", "sqlite:///:memory:"]
+    if frontend:
+        command += ["--front-end-root", str(frontend)]
     if (base / "extra_model_paths.yaml").exists():
         command += ["--extra-model-paths-config", str(base / "extra_model_paths.yaml")]
     with (base / "server.log").open("wb") as log:

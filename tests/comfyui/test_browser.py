@@ -1,119 +1,24 @@
-"""The panels of ``web/`` in a real browser: ComfyUI's own page in headless Chromium, driven as a user would.
-
-Screenshots go to the folder that ``COREAI_RGBA_SCREENSHOTS`` names, else to pytest's temporary one.
-"""
+"""The panels of ``web/`` in a real browser: what they show of a run, and what of it survives a reload."""
 
 import io
 import json
-import os
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import requests
 from PIL import Image
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser
 
+from .browser import CHROMIUM, SCRIPTS, Tab
 from .server import Server
 from .workflows import picture
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-SCRIPTS = "/extensions/rgba-by-core-ai"
-TIMEOUT_MS = 60_000
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path: apt-get install chromium"),
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    options = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
-    options.append("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1")  # the page asks its makers for news
-    with sync_playwright() as playwright:
-        yield playwright.chromium.launch(executable_path=CHROMIUM, args=options)
-
-
-class Tab:
-    """ComfyUI's page, with what our scripts did wrong."""
-
-    def __init__(self, browser: Browser, server: Server, *, nodes2: bool = False, theme: str = "dark"):
-        settings = {"Comfy.TutorialCompleted": True, "Comfy.VueNodes.Enabled": nodes2, "Comfy.ColorPalette": theme}
-        requests.post(f"http://{server.address}/settings", json=settings, timeout=30).raise_for_status()
-        self.errors: list[str] = []
-        self.page: Page = browser.new_page(viewport={"width": 1500, "height": 900})
-        self.page.set_default_timeout(TIMEOUT_MS)
-        self.page.on("pageerror", lambda error: self._note(f"{error} {error.stack}"))
-        self.page.on(
-            "console", lambda said: said.type == "error" and self._note(f"{said.text} {said.location.get('url')}")
-        )
-        self.page.goto(f"http://{server.address}")
-        self.wait_until_ready()
-
-    def _note(self, error: str) -> None:
-        if SCRIPTS in error or "coreai_rgba" in error:
-            self.errors.append(error)
-
-    def wait_until_ready(self) -> None:
-        """Until our scripts are set up and a workflow is open."""
-        self.page.wait_for_function(
-            "document.querySelector('link[href*=coreai_rgba]') && window.app?.graph.nodes.length"
-        )
-
-    def evaluate(self, script: str, argument: Any = None) -> Any:
-        return self.page.evaluate(script, argument)
-
-    def open(self, workflow: dict[str, Any]) -> None:
-        """A workflow in API format, its sampler and decoder beside each other in sight."""
-        self.evaluate(
-            """async workflow => {
-                await app.loadApiJson(workflow, crypto.randomUUID());
-                const at = {CoreAIDiTSampler: [0, 0], CoreAIRGBADecode: [450, 0]};
-                for (const node of app.graph.nodes) node.pos = at[node.type] ?? [0, 2000];
-            }""",
-            workflow,
-        )
-
-    def look(self) -> None:
-        """Bring both nodes into sight."""
-        self.evaluate(
-            "[app.canvas.ds.scale, app.canvas.ds.offset] = [0.8, [200, 170]]; app.canvas.setDirty(true, true)"
-        )
-
-    def into_subgraph(self) -> None:
-        """Open the first subgraph there is."""
-        self.evaluate(
-            """async () => {
-                const node = app.graph.nodes.find(node => node.subgraph);
-                app.canvas.openSubgraph(node.subgraph, node);
-                for (const inner of node.subgraph.nodes) inner.pos = [inner.type === "CoreAIRGBADecode" ? 450 : 0, 0];
-            }"""
-        )
-
-    def said(self, name: str) -> str:
-        return self.page.locator(f".coreai-rgba-{name}").inner_text()
-
-    def press(self, name: str) -> None:
-        self.page.get_by_role("button", name=name, exact=True).click()
-
-    @property
-    def stage(self) -> Any:
-        return self.page.get_by_role("application")
-
-    def wait_for_picture(self) -> None:
-        self.page.wait_for_function("document.querySelector('.coreai-rgba-stage')?.ariaLabel.startsWith('Picture')")
-
-
-@pytest.fixture
-def screenshots(tmp_path: Path) -> Path:
-    folder = Path(os.environ.get("COREAI_RGBA_SCREENSHOTS", tmp_path))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def newest_pictures(server: Server) -> list[np.ndarray]:
@@ -130,31 +35,22 @@ def newest_pictures(server: Server) -> list[np.ndarray]:
     return [np.asarray(Image.open(io.BytesIO(content))) for content in contents]
 
 
-def follow_run(tab: Tab) -> list[str]:
-    """Queue the open workflow; all that the sampling panel said until the picture was there."""
-    return tab.evaluate(
-        """async () => {
-            const said = new Set();
-            const panel = [...document.querySelectorAll(".coreai-rgba-sampling")][0];
-            const look = () => said.add(panel.innerText);
-            const watch = new MutationObserver(look);
-            watch.observe(panel, {subtree: true, childList: true, characterData: true});
-            const done = new Promise(end => app.api.addEventListener("execution_success", end, {once: true}));
-            await app.queuePrompt(0, 1);
-            await done;
-            watch.disconnect();
-            return [...said];
-        }"""
-    )
-
-
 @pytest.mark.parametrize(
-    ("nodes2", "theme", "in_subgraph"), [(False, "dark", False), (True, "light", True)], ids=["classic", "nodes 2.0"]
+    ("which", "nodes2", "theme", "in_subgraph"),
+    [("server", False, "dark", False), ("server", True, "light", True), ("newest_server", True, "light", True)],
+    ids=["classic", "nodes 2.0", "newest nodes 2.0"],
 )
 def test_panels_follow_a_run_and_survive_a_reload(
-    browser: Browser, server: Server, screenshots: Path, nodes2: bool, theme: str, in_subgraph: bool
+    browser: Browser,
+    request: pytest.FixtureRequest,
+    screenshots: Path,
+    which: str,
+    nodes2: bool,
+    theme: str,
+    in_subgraph: bool,
 ) -> None:
-    tab = Tab(browser, server, nodes2=nodes2, theme=theme)
+    server: Server = request.getfixturevalue(which)
+    tab = Tab(browser, server.address, nodes2=nodes2, theme=theme)
     tab.open(picture(f"in the browser at {time.monotonic()}", steps=2, batch=2))
     if in_subgraph:
         tab.evaluate(
@@ -164,7 +60,7 @@ def test_panels_follow_a_run_and_survive_a_reload(
     tab.look()
     assert tab.said("steps") == "Not run yet"
 
-    said = follow_run(tab)
+    said = tab.run().said
     for step in range(1, 5):
         assert any(f"Step {step} of 4" in text for text in said), said
     assert any("a step" in text and "left" in text for text in said), said
@@ -181,9 +77,9 @@ def test_panels_follow_a_run_and_survive_a_reload(
     tab.page.wait_for_function("document.querySelector('.coreai-rgba-stage').ariaLabel.startsWith('Picture 2 of 2')")
     check_pointer(tab, second)
     check_background(tab, screenshots)
-    tab.page.screenshot(path=screenshots / f"compare-{theme}.png")
+    tab.page.screenshot(path=screenshots / "compare.png")
     tab.press("Alpha alone: white is opaque")
-    tab.page.screenshot(path=screenshots / f"alpha-{theme}.png")
+    tab.page.screenshot(path=screenshots / "alpha.png")
 
     tab.page.reload()
     tab.wait_until_ready()
@@ -196,7 +92,7 @@ def test_panels_follow_a_run_and_survive_a_reload(
     assert tab.said("steps").startswith("4 steps in ")
     check_workflow(tab)
     check_layout(tab)
-    tab.page.screenshot(path=screenshots / f"reloaded-{theme}.png")
+    tab.page.screenshot(path=screenshots / "reloaded.png")
     check_interruption(tab)
     assert tab.errors == []
     tab.page.close()

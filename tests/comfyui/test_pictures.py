@@ -1,10 +1,6 @@
 """What the nodes draw in a real server, compared with what the host draws without one."""
 
 import io
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,14 +13,10 @@ from coreai_rgba_image.host.model_set import ModelSet
 from coreai_rgba_image.host.pipeline import encode_prompt, generate
 from coreai_rgba_image.host.sampling import Sampling, Settings
 
-from .server import REPOSITORY, Client, Run, Server, Workflow
+from .server import Client, Run, Server, Workflow
 from .workflows import TEXT, latents, node, picture
 
 pytestmark = pytest.mark.slow
-
-EXAMPLES = sorted((REPOSITORY / "example_workflows" / "api").glob("*.json"))
-STEPS = 4
-"""Of an example's many, to save time."""
 
 
 def saved_pictures(client: Client, run: Run, save: str = "save") -> list[Image.Image]:
@@ -54,29 +46,6 @@ def put_latent(server: Server, name: str, samples: np.ndarray) -> Workflow:
         {"latent_tensor": samples, "latent_format_version_0": np.zeros(0, np.float32)}, server.base / "input" / file
     )
     return {"loaded": node("LoadLatent", latent=file)}
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_workflow_draws_what_the_command_draws(client: Client, tmp_path: Path, example: Path) -> None:
-    workflow = json.loads(example.read_text(encoding="utf-8"))
-    inputs = {part["class_type"]: part["inputs"] for part in workflow.values()}
-    sampler, empty = inputs["CoreAIDiTSampler"], inputs["EmptyLatentImage"]
-    sampler["steps"] = min(sampler["steps"], STEPS)
-    options = {"--model": sampler["model"], "--seed": sampler["seed"], "--steps": sampler["steps"]}
-    options |= {"--width": empty["width"], "--height": empty["height"], "--out": tmp_path / "command.png"}
-    command = [str(Path(sys.executable).with_name("coreai-rgba")), "generate", inputs["CoreAITextEncode"]["text"]]
-    command += [str(part) for option in options.items() for part in option]
-    subprocess.run(command, check=True, timeout=300, cwd=tmp_path)
-    [save] = [name for name, part in workflow.items() if part["class_type"] == "SaveImage"]
-    [ours] = saved_pictures(client, client.run(workflow), save)
-    theirs = Image.open(tmp_path / "command.png")
-    assert ours.mode == theirs.mode == "RGBA"
-    assert ours.size == (empty["width"], empty["height"])
-    assert ours.tobytes() == theirs.tobytes()
-
-
-def test_there_is_an_example_workflow() -> None:
-    assert EXAMPLES
 
 
 def test_alpha_survives_join_save_and_load(client: Client, server: Server, tiny_model: ModelSet) -> None:

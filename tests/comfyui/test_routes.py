@@ -55,6 +55,15 @@ class Page:
         answer = self.ask(route, body, **query)
         return answer.status_code, answer.json()["error"]
 
+    def clear(self) -> None:
+        """End what runs, and remove what was downloaded."""
+        self.post("cancel")
+        while (job := self.get("models")["job"]) and job["outcome"] in ("running", "stopping"):
+            pass
+        folder = Path(self.get("models")["published"]["folder"])
+        for left in (folder / NAME, folder / f".download-{NAME}"):
+            shutil.rmtree(left, ignore_errors=True)
+
     def accept(self) -> dict[str, Any]:
         """The fields of a download whose licence was read."""
         return {"name": NAME, "accept_license": True, "token": self.get("licence", name=NAME)["token"]}
@@ -67,12 +76,8 @@ def page(server: Server, hub: HubServer) -> Iterator[Page]:
     page = Page(server.address)
     yield page
     hub.heal()
-    page.post("cancel")
-    while (job := page.get("models")["job"]) and job["outcome"] in ("running", "stopping"):
-        pass
-    folder = Path(page.get("models")["published"]["folder"])
-    for left in (folder / NAME, folder / f".download-{NAME}", server.model_sets / "to-compile"):
-        shutil.rmtree(left, ignore_errors=True)
+    page.clear()
+    shutil.rmtree(server.model_sets / "to-compile", ignore_errors=True)
 
 
 def followed(client: Client) -> list[dict[str, Any]]:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from coreai_rgba_image.host.contract import ContractError
-from coreai_rgba_image.host.latents import initial_noise, pack
+from coreai_rgba_image.host.latents import initial_noise, pack, unpack
 from coreai_rgba_image.host.model_set import EMBEDDED_FOLDER, ModelSet
-from coreai_rgba_image.host.pipeline import decode
+from coreai_rgba_image.host.pipeline import decode, encode_prompt
+from coreai_rgba_image.host.sampling import Sampling, Settings
 from coreai_rgba_image.host.tiling import Grid, choose_tile, decode_tiled, placed
 
 
@@ -94,3 +95,27 @@ def test_a_picture_of_tiles_has_no_seams() -> None:
         assert difference[border - 8 : border + 8].mean() <= 1.5 * difference.mean()
     step = np.abs(np.diff(tiled, axis=3)).mean(axis=(0, 1, 2))
     assert step[[127, 191, 255]].max() <= 1.5 * step.mean()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "text", ["a large red star sticker, transparent background", "a large glass blue ring on a pink background"]
+)
+def test_a_picture_of_something_is_no_worse_where_tiles_end(text: str) -> None:
+    """There the difference from the whole picture depends on what is drawn, so the same pixels are compared.
+
+    Tiles of 256x256 give way to each other in the middle of 384x256; cut out around it, a tile has it in its middle.
+    """
+    model, grid, tile = ModelSet(EMBEDDED_FOLDER), (16, 24), (16, 16)
+    settings = Settings(10, sampler="adams_bashforth_2m")
+    sampling = Sampling(model, encode_prompt(model, text), initial_noise(1, *grid), settings, keep_loaded="all")
+    list(sampling.run())
+    latents = unpack(sampling.tokens, *grid)
+    whole, tiled = (
+        by_bytes(next(iter(decode(model, sampling.tokens, *grid, largest_tile=largest)))) for largest in (None, tile)
+    )
+    inside = by_bytes(next(iter(decode(model, pack(latents[..., 4:20]), *tile))))
+    start, end = 160, 224  # where one tile gives way to the other
+    at_border = np.abs(tiled - whole)[..., start:end].mean()
+    in_a_tile = np.abs(inside[..., start - 64 : end - 64] - whole[..., start:end]).mean()
+    assert 0 < at_border <= 1.5 * in_a_tile
