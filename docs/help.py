@@ -26,12 +26,15 @@ from coreai_rgba_image.host.sampling import Sampling, Settings
 PAGES = Path(__file__).parents[1] / "web" / "docs"
 STEPS = Settings(20)
 RING = "a large orange ring sticker, transparent background"
+DIAMOND = "a small purple diamond sticker, transparent background"
 SHOWN_STEPS = (1, 3, 6, 10, 20)
 WIDTH = 510
 """Of a picture, in pixels: twice that of the help panel as it opens, so labels are half as large there."""
 LABEL, FONT, GREY = 32, ImageFont.load_default(22), (204, 204, 204)
 ENLARGED = 64
 """How many times a difference of two pictures is enlarged."""
+BANDS = (range(160, 224), range(288, 352))
+"""Of 512 rows or columns those over which one tile of 256 gives way to the next."""
 
 
 def sheet(rows: Sequence[Sequence[tuple[str, Pixels]]]) -> Image.Image:
@@ -96,12 +99,21 @@ def decode_outputs() -> Image.Image:
     return sheet([[("IMAGE", opaque(rgba[..., :3])), ("MASK", opaque(grey)), ("RGBA", rgba)]])
 
 
-def decode_tiled() -> Image.Image:
-    """Prints how far apart the two are: the figures on the page."""
-    tokens = sampled(RING, 512, 512, 1)[-1].x
+def whole_and_tiled(text: str, seed: int) -> tuple[Pixels, Pixels, np.ndarray]:
+    """Of 512x512 pixels, and the difference; prints how large that is."""
+    tokens = sampled(text, 512, 512, seed)[-1].x
     whole, tiled = (decoded(tokens, 512, 512, largest) for largest in (None, grid_of(256, 256)))
     difference = np.abs(tiled.astype(float) - whole)
-    print(f"mean difference {difference.mean():.3f}, PSNR {10 * np.log10(255**2 / (difference**2).mean()):.1f} dB")
+    bands = [difference.take(pixels, axis).mean() for axis in (0, 1) for pixels in BANDS]
+    psnr = 10 * np.log10(255**2 / (difference**2).mean())
+    print(f"{text}: mean {difference.mean():.3f}, {max(bands):.3f} where tiles meet, PSNR {psnr:.1f} dB")
+    return whole, tiled, difference
+
+
+def decode_tiled() -> Image.Image:
+    """Prints the figures on the page: of the picture, and of a shape with more edge."""
+    whole_and_tiled(RING, 1)
+    whole, tiled, difference = whole_and_tiled(DIAMOND, 0)
     enlarged = np.clip(difference.max(axis=2) * ENLARGED, 0, 255).astype(np.uint8)
     return sheet([[("whole", whole), ("tiles", tiled)], [(f"difference x {ENLARGED}", opaque(enlarged))]])
 
@@ -158,7 +170,7 @@ def empty_latent_sizes() -> Image.Image:
     canvas = Image.new("RGB", (WIDTH, LABEL + 512 // 3), "white")
     pen, left = ImageDraw.Draw(canvas), 0
     for width, height in ((256, 256), (384, 256), (512, 512)):
-        rgba = generate(MODEL, RING, width, height, STEPS, seed=1, keep_loaded="all")
+        rgba = generate(MODEL, DIAMOND, width, height, STEPS, seed=0, keep_loaded="all")
         canvas.paste(contact_sheet([[rgba]], max(width, height) // 3), (left, LABEL))
         pen.text((left, LABEL / 2), f"{width}x{height}", fill="black", font=FONT, anchor="lm")
         left += width // 3 + (WIDTH - 1152 // 3) // 2

@@ -126,8 +126,8 @@ class ModelSet:
         sizes = ", ".join(f"{w}x{h}" for h, w in decoders) or "none"
         unread = "".join(f". Not read: {error}" for error in self.errors(VAE_DECODER.kind))
         raise ModelSetError(
-            f"no VAE decoder for {size} pixels in {self.path}; it has: {sizes}. Choose one of these sizes, or 'tiled' "
-            f"in Core AI RGBA Decode{unread}",
+            f"no VAE decoder for {size} pixels in {self.path}; it has: {sizes}. Choose one of these sizes, or draw "
+            f"it from tiles: 'tiled' in Core AI RGBA Decode, --tiled on the command line{unread}",
             self.path, f"vae --size {size}",
         )  # fmt: skip
 

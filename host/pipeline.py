@@ -20,7 +20,7 @@ from .pixels import to_rgba8
 from .prompt import PromptTokens
 from .residency import check_keep, check_will_fit, fits, using
 from .sampling import DEFAULTS, Sampling, Settings, check_grid
-from .tiling import Grid, choose_tile, decode_tiled
+from .tiling import ANY_TILE, Grid, choose_tile, decode_tiled
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,19 @@ def decode(
 
     With a ``largest_tile``, a size without a decoder of its own is put together from tiles up to that one.
     """
-    grid = tile = (height, width)
-    if largest_tile is not None:
-        tile = choose_tile([grid_of(w, h) for h, w in model.vae_decoders], grid, largest_tile)
-    bundle = model.vae_decoder(*tile)
+    grid = (height, width)
+    bundle, tile = _decoder(model, grid, largest_tile)
     with using(bundle, keep_loaded, working=working_bytes(bundle), others=model.bundles) as vae:
         for index in range(len(tokens)):
             yield decode_tiled(lambda part: vae(latents_packed=part)["image"], tokens[index : index + 1], grid, tile)
+
+
+def _decoder(model: ModelSet, grid: Grid, largest_tile: Grid | None) -> tuple[Bundle, Grid]:
+    """The decoder that draws ``grid``, or tiles of it, and the grid that it draws at once."""
+    tile = grid
+    if largest_tile is not None and model.vae_decoders:
+        tile = choose_tile([grid_of(w, h) for h, w in model.vae_decoders], grid, largest_tile)
+    return model.vae_decoder(*tile), tile
 
 
 def grid_of(width: int, height: int) -> tuple[int, int]:
@@ -104,6 +110,7 @@ def generate(
     seed: int = 0,
     negative_prompt: str | None = None,
     keep_loaded: str = "stage",
+    tiled: bool = False,
     report: Report = lambda event: None,
 ) -> np.ndarray:
     """One picture, uint8 ``[H, W, 4]``."""
@@ -116,6 +123,7 @@ def generate(
         seeds=[seed],
         negative_prompt=negative_prompt,
         keep_loaded=keep_loaded,
+        tiled=tiled,
         report=report,
     )
     return picture
@@ -131,6 +139,7 @@ def generate_batch(
     seeds: Sequence[int],
     negative_prompt: str | None = None,
     keep_loaded: str = "stage",
+    tiled: bool = False,
     report: Report = lambda event: None,
 ) -> Iterator[np.ndarray]:
     """A picture, uint8 ``[H, W, 4]``, for each seed; each is the one ``generate`` makes of that seed.
@@ -138,15 +147,17 @@ def generate_batch(
     One encoding, one load of the DiT and one computation of the text's keys and values serve all.
     Each picture is decoded as soon as it is sampled if memory allows, else after the last one.
     What can be wrong is found before the first bundle is loaded, the size's VAE decoder included.
+    ``tiled`` draws a size that has none from tiles of one that has.
     """
     grid = grid_of(width, height)
+    largest_tile = ANY_TILE if tiled else None
     check_grid(*grid)
     settings.check_negative(negative_prompt is not None)
     settings.schedule_for(model, grid[0] * grid[1])
     settings.shortcuts.check(model.dit)
     check_keep(keep_loaded)
     _ = model.text_encoder
-    vae = model.vae_decoder(*grid)
+    vae, _ = _decoder(model, grid, largest_tile)
     noise = np.concatenate([initial_noise(seed, *grid) for seed in seeds])
     prompts = [prompt] if negative_prompt is None or settings.cfg == 1.0 else [prompt, negative_prompt]
     report(Event("encode", 0, len(prompts)))
@@ -158,7 +169,7 @@ def generate_batch(
     sampling = Sampling(model, positive, noise, settings, negative, keep_loaded=keep_loaded)
     decoded = 0
     for tokens in _finished(sampling, vae, report):
-        for image in decode(model, tokens, *grid, keep_loaded):
+        for image in decode(model, tokens, *grid, keep_loaded, largest_tile):
             decoded += 1
             report(Event("decode", decoded, len(seeds)))
             yield to_rgba8(image)[0]

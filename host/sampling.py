@@ -190,8 +190,8 @@ def check_embeddings(dit: Bundle, name: str, embeddings: np.ndarray, batch: int)
     if embeddings.ndim != 3 or embeddings.shape[2] != width or embeddings.shape[0] not in (1, batch):
         raise ContractError(
             f"{name} conditioning has shape {list(embeddings.shape)}, this model takes [1, L, {width}]: "
-            "encode the prompt with CoreAITextEncode, or CLIPTextEncode and the CLIP of CoreAIModel, and the same "
-            "model set"
+            "encode the prompt with Core AI Text Encode, or CLIP Text Encode and the CLIP of Core AI Model, and the "
+            "same model set"
         )
     low, high = dit.spec.limits["L"]
     if not low <= embeddings.shape[1] <= high:

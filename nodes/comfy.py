@@ -41,6 +41,25 @@ EMPTY_LATENT_PIXELS = {4: 8, 16: 8, LATENT_CHANNELS: PIXELS_PER_TOKEN}
 
 CATEGORY = "Core AI"
 
+CANNOT_DO = {
+    "control": "a ControlNet",
+    "gligen": "GLIGEN boxes",
+    "reference_latents": "reference latents",
+    "concat_latent_image": "an inpainting latent (use Set Latent Noise Mask)",
+    "noise_concat": "latents beside the noise",
+    "unclip_conditioning": "an image prompt",
+}
+"""What a CONDITIONING may ask of a sampler that this model has no input for, by ComfyUI's key."""
+
+NATIVE_ONLY = {
+    "area": "an area",
+    "mask": "a mask",
+    "start_percent": "a range of steps",
+    "end_percent": "a range of steps",
+    "hooks": "hooks",
+}
+"""What only a native sampler does with one."""
+
 folder_paths.add_model_folder_path(FOLDER, str(Path(folder_paths.models_dir) / FOLDER))
 share_memory()
 
@@ -111,6 +130,16 @@ def to_conditioning(embeddings: np.ndarray) -> list[list[Any]]:
     return [[torch.from_numpy(embeddings), {}]]
 
 
+def check_conditioning(name: str, options: dict[str, Any]) -> None:
+    """Raise ``ContractError`` if a CONDITIONING with these options asks for what this model cannot do."""
+    unable = [what for key, what in CANNOT_DO.items() if options.get(key) is not None]
+    if unable:
+        raise ContractError(f"{name} conditioning asks for {', '.join(unable)}: this model has no such input")
+    mask = options.get("attention_mask")
+    if mask is not None and not mask.all():
+        raise ContractError(f"{name} conditioning is padded: encode prompts of other lengths one by one")
+
+
 def from_conditioning(conditioning: list[list[Any]], name: str) -> np.ndarray:
     """The embeddings of a CONDITIONING, which may hold one entry for the whole picture."""
     if len(conditioning) != 1:
@@ -118,9 +147,13 @@ def from_conditioning(conditioning: list[list[Any]], name: str) -> np.ndarray:
             f"{name} holds {len(conditioning)} conditionings: this sampler takes one, do not combine them"
         )
     embeddings, options = conditioning[0]
-    unsupported = sorted(options.keys() & {"area", "mask", "control", "gligen", "start_percent", "end_percent"})
-    if unsupported:
-        raise ContractError(f"{name} asks for {', '.join(unsupported)}, which this sampler cannot do: remove that node")
+    check_conditioning(name, options)
+    unable = sorted({what for key, what in NATIVE_ONLY.items() if options.get(key) is not None})
+    if unable:
+        raise ContractError(
+            f"{name} asks for {', '.join(unable)}, which this sampler does not have: use KSampler on Core AI Model, or "
+            "remove that node"
+        )
     return embeddings.detach().to("cpu", torch.float32).numpy()
 
 

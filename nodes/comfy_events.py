@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from aiohttp import web
 from comfy_api.latest import ui
 from comfy_execution.progress import get_progress_state
 from comfy_execution.utils import get_executing_context
@@ -28,7 +27,6 @@ its own and loads none of them, so the name of the pack's folder, which also ser
 UI_KEY = "coreai_rgba"
 SAMPLING_EVENT = "coreai_rgba.sampling"
 MEMORY_EVENT = "coreai_rgba.memory"
-MEMORY_ROUTE = "/coreai_rgba/memory"
 
 Ui = dict[str, list[dict[str, Any]]]
 
@@ -93,8 +91,3 @@ def memory() -> dict[str, Any]:
 
 
 import_module("nodes").EXTENSION_WEB_DIRS[SCRIPTS] = str(WEB)  # by name: for a type checker "nodes" is this package
-
-
-@PromptServer.instance.routes.get(MEMORY_ROUTE)
-async def get_memory(_: web.Request) -> web.Response:
-    return web.json_response(memory())

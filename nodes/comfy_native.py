@@ -1,4 +1,4 @@
-"""A model set as ComfyUI's own MODEL, CLIP and VAE, so that its samplers and loaders' users run the Core AI graphs.
+"""A model set as ComfyUI's own MODEL, CLIP and VAE, so that ComfyUI's own nodes run the Core AI graphs.
 
 Each is ComfyUI's class with the network taken out: MODEL asks the DiT for a velocity, CLIP the text encoder for
 embeddings, VAE a decoder for pictures. Nothing is loaded before that. What needs the weights or the inside of a
@@ -33,7 +33,7 @@ from ..host.sampling import check_embeddings
 from ..host.schedule import HIGHEST_SIGMA, Schedule
 from ..host.tiling import ANY_TILE, Grid
 from ..host.velocity import VelocityRun
-from .comfy import check_channels, io, read_tokens, stop_if_interrupted, to_pictures
+from .comfy import check_channels, check_conditioning, io, read_tokens, stop_if_interrupted, to_pictures
 
 CPU = torch.device("cpu")
 """Where a native sampler's own arithmetic runs: the graphs take arrays in main memory."""
@@ -41,21 +41,13 @@ CPU = torch.device("cpu")
 TOKENS = "coreai"
 """The name of our tokens in what CLIP's ``tokenize`` returns."""
 
+TEXT_ALONE = "use CLIP Text Encode, which gives it text alone"
+
 SIZES_ARE_KNOWN = "downscale_ratio_spacial" in inspect.signature(comfy.sample.fix_empty_latent_channels).parameters
 """Whether ComfyUI gives an empty latent of another model this one's size, as newer versions do."""
 
 MAX_PIXELS = DIT.limits["N"][1] * PIXELS_PER_TOKEN
 """The longest side of a picture: one token high."""
-
-CANNOT_DO = {
-    "control": "a ControlNet",
-    "gligen": "GLIGEN boxes",
-    "reference_latents": "reference latents",
-    "concat_latent_image": "an inpainting latent (use Set Latent Noise Mask)",
-    "noise_concat": "latents beside the noise",
-    "unclip_conditioning": "an image prompt",
-}
-"""What a CONDITIONING may ask of a sampler that this model has no input for, by ComfyUI's key."""
 
 
 def load_native(model_set: ModelSet, keep_loaded: str) -> "tuple[CoreAIPatcher, comfy.sd.CLIP, CoreAIVAE]":
@@ -95,6 +87,17 @@ def _refused(what: str, instead: str) -> Callable[..., Any]:
     return refuse
 
 
+class Known(dict[str, Any]):
+    """What nodes may look up of a model. What only other models have is refused, by a method of ``_refused``."""
+
+    def __init__(self, known: dict[str, Any], refuse: Callable[..., Any]) -> None:
+        super().__init__(known)
+        self.refuse = refuse
+
+    def __missing__(self, key: str) -> None:
+        self.refuse(self)
+
+
 class CoreAIPatcher(comfy.model_patcher.ModelPatcher):
     """ComfyUI's handle of a model without weights of its own: guidance may be changed, the network may not."""
 
@@ -107,6 +110,11 @@ class CoreAIPatcher(comfy.model_patcher.ModelPatcher):
     set_model_patch = set_model_patch_replace = set_model_rope_options = _refused(
         "patches of its attention or blocks", "remove that node"
     )
+
+    def get_model_object(self, name: str) -> Any:
+        if name.split(".")[0] == "diffusion_model":
+            _refused("a node that looks into its network", "remove that node")(self)
+        return super().get_model_object(name)
 
     def add_object_patch(self, name: str, obj: Any) -> None:
         """Only the noise schedule may be another one, of the same kind."""
@@ -156,6 +164,8 @@ class CoreAIDiffusion(comfy.model_base.BaseModel):
     def __init__(self, model_set: ModelSet, keep_loaded: str) -> None:
         config = comfy.supported_models_base.BASE({"disable_unet_model_creation": True})
         config.latent_format = CoreAILatentFormat(model_set.latent_statistics, model_set.preview_map)
+        refuse = _refused("a node that looks into its network", "remove that node")
+        config.unet_config = Known(config.unet_config, refuse)
         config.sampling_settings = {"shift": _shift(model_set)}
         super().__init__(config, comfy.model_base.ModelType.FLOW)
         self.model_set = model_set
@@ -195,16 +205,9 @@ class CoreAIDiffusion(comfy.model_base.BaseModel):
         self, cross_attn: torch.Tensor | None = None, prompt_type: str = "the", **options: Any
     ) -> dict[str, Prompt]:
         """What of a CONDITIONING goes to ``_apply_model``; everything is checked before anything is loaded."""
-        unable = [what for key, what in CANNOT_DO.items() if options.get(key) is not None]
-        if unable:
-            raise ContractError(
-                f"{prompt_type} conditioning asks for {', '.join(unable)}: this model has no such input"
-            )
+        check_conditioning(prompt_type, options)
         if cross_attn is None:
             raise ContractError(f"{prompt_type} conditioning holds no text: encode a prompt, an empty one for nothing")
-        mask = options.get("attention_mask")
-        if mask is not None and not mask.all():
-            raise ContractError(f"{prompt_type} conditioning is padded: encode prompts of other lengths one by one")
         check_embeddings(self.model_set.dit, prompt_type, cross_attn.numpy(), len(cross_attn))
         return {"c_crossattn": Prompt(cross_attn.to(CPU, torch.float32))}
 
@@ -246,8 +249,14 @@ class CoreAITokenizer:
     def __init__(self, embedding_directory: Any, tokenizer_data: dict[str, Any]) -> None:
         self.model_set: ModelSet = tokenizer_data["model_set"]
 
-    def tokenize_with_weights(self, text: str, return_word_ids: bool = False, **_: Any) -> dict[str, PromptTokens]:
-        return {TOKENS: self.model_set.tokenizer.encode(text)}
+    def tokenize_with_weights(
+        self, text: str, return_word_ids: bool = False, tokenizer_options: Any = None, **others: Any
+    ) -> dict[str, PromptTokens]:
+        """The tokens under a key of ours; ``others`` are what nodes for one other model's prompts add."""
+        given = [name for name, value in others.items() if value is not None and value != []]
+        if given:
+            _refused(f"a prompt with {', '.join(given)}", TEXT_ALONE)(self)
+        return Known({TOKENS: self.model_set.tokenizer.encode(text)}, _refused("prompts in several parts", TEXT_ALONE))
 
 
 class CoreAITextEncoder(torch.nn.Module):
@@ -263,7 +272,10 @@ class CoreAITextEncoder(torch.nn.Module):
     def reset_clip_options(self) -> None:
         """There are none."""
 
-    set_clip_options = _refused("another layer of its text encoder", "remove CLIP Set Last Layer")
+    def set_clip_options(self, options: dict[str, Any]) -> None:
+        """Newer versions of ComfyUI name the device each time; anything else is what a node asks for."""
+        if options.keys() - {"execution_device"}:
+            _refused("another layer of its text encoder", "remove CLIP Set Last Layer")(self)
 
     def encode_token_weights(self, tokens: dict[str, PromptTokens]) -> tuple[torch.Tensor, None]:
         """Embeddings ``[1, L, D]``; nothing pooled."""

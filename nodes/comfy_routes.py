@@ -1,4 +1,4 @@
-"""What the "Core AI models" panel asks of the server: ``models``, ``download`` and ``compile`` for a browser.
+"""What our panels ask of the server: ``models``, ``download`` and ``compile`` for a browser, and what is in memory.
 
 A page of another origin can make the user's browser send requests here. So a request is answered only
 if the browser says that it comes from ComfyUI's own page, and only if it has exactly the fields of its
@@ -22,6 +22,7 @@ from ..host.download import LICENCE_NOTICE, NAME, DownloadRequest, offer
 from ..host.jobs import Jobs, JobState, compile_job, download_job
 from ..host.published import PUBLISHED_REPOSITORY
 from .comfy import FOLDER, model_set, model_sets
+from .comfy_events import memory
 
 EVENT = "coreai_rgba.models"
 """Sent to every browser with the ``JobState`` of the job that runs or has just ended."""
@@ -32,7 +33,7 @@ Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
 class RefusedError(Exception):
-    """A request that the panel does not make; ``status`` is HTTP's."""
+    """A request that our panels do not make; ``status`` is HTTP's."""
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
@@ -70,6 +71,11 @@ async def get_licence(name: str) -> Values:
     found = await asyncio.to_thread(lambda: offer(_request()))
     offers[found.token] = found.request
     return {"licence": found.licence, "token": found.token, "size": found.size, "address": found.address}
+
+
+async def get_memory() -> Values:
+    """The loaded bundles, for a page that was opened after they were loaded."""
+    return memory()
 
 
 async def post_download(name: str, accept_license: bool, token: str) -> Values:
@@ -164,6 +170,7 @@ def add_routes() -> None:
     routes.get("/coreai_rgba/models")(_answering(get_models, {}))
     routes.get("/coreai_rgba/model")(_answering(get_model, name))
     routes.get("/coreai_rgba/licence")(_answering(get_licence, name))
+    routes.get("/coreai_rgba/memory")(_answering(get_memory, {}))
     routes.post("/coreai_rgba/download")(_answering(post_download, name | {"accept_license": bool, "token": str}))
     routes.post("/coreai_rgba/compile")(_answering(post_compile, name))
     routes.post("/coreai_rgba/cancel")(_answering(post_cancel, {}))

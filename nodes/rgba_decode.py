@@ -36,11 +36,11 @@ class CoreAIRGBADecode(io.ComfyNode):
                 io.Mask.Output(
                     "mask",
                     display_name="MASK",
-                    tooltip="1 where the picture is transparent, as JoinImageWithAlpha takes it. Where a mask chooses "
-                    "what to keep, as in ImageCompositeMasked, put InvertMask before it.",
+                    tooltip="1 where the picture is transparent, as Join Image with Alpha takes it. Where a mask "
+                    "chooses what to keep, as in ImageCompositeMasked, put InvertMask before it.",
                 ),
                 io.Image.Output(
-                    "rgba", display_name="RGBA", tooltip="Colours and alpha: SaveImage writes it as a transparent PNG."
+                    "rgba", display_name="RGBA", tooltip="Colours and alpha: Save Image writes it as a transparent PNG."
                 ),
             ],
         )

@@ -88,10 +88,13 @@ export async function restoreOutputs(concerns) {
   }
 }
 
-/** By the workflow's id; those that came from an API file have none of their own and are told apart by their nodes. */
+/**
+ * By the workflow's id. Those that came from an API file have none of their own, or get one only when the page is
+ * opened again, and are told apart by their nodes.
+ */
 function isRunOf(graph, run) {
   const workflow = run.prompt[3].extra_pnginfo?.workflow;
-  if (workflow?.id !== graph.id) return false;
+  if (workflow?.id !== NO_ID) return workflow?.id === graph.id;
   const names = (nodes) => nodes.map(({ id, type }) => `${id} ${type}`).sort().join();
-  return graph.id !== NO_ID || names(workflow.nodes) === names(graph.nodes);
+  return names(workflow.nodes) === names(graph.nodes);
 }

@@ -133,7 +133,6 @@ class Card {
   show(model) {
     const bytes = model.parts.reduce((sum, part) => sum + part.size + (part.compiled?.size ?? 0), 0);
     this.state.textContent = `${model.usable ? "ready" : "not ready"}, ${size(bytes)}`;
-    this.element.classList.toggle("coreai-rgba-not-ready", !model.usable);
     const bundles = model.lines.splice(model.licence ? 1 : 0, model.parts.length); // they follow the licence
     const summary = element("summary", { textContent: `Bundles: ${bundles.length}` });
     this.body.replaceChildren(list(model.lines), element("details", {}, summary, list(bundles)));

@@ -58,8 +58,9 @@ async def _follow(
         if data.get("prompt_id") != prompt_id:
             continue
         if kind == "progress":
-            node_type = workflow[data["node"]]["class_type"]
-            print(f"{node_type}: {data['value']} of {data['max']}", flush=True)
+            node = workflow.get(data["node"])  # none where a node has put others in its place
+            name = node["class_type"] if node else data["node"]
+            print(f"{name}: {data['value']} of {data['max']}", flush=True)
         elif kind == "executed" and data["output"]:
             files += [file for file in data["output"].get("images", []) if file["type"] == "output"]
         elif kind == "execution_success":
@@ -75,8 +76,10 @@ async def _save(session: aiohttp.ClientSession, file: dict[str, str], folder: Pa
     async with session.get("/view", params=file) as answer:
         answer.raise_for_status()
         content = await answer.read()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / Path(file["filename"]).name
+    path = folder / file["subfolder"] / file["filename"]
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise SystemExit(f"ComfyUI names a file outside {folder}: {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
 
@@ -111,6 +114,10 @@ def main() -> None:
         raise SystemExit(
             f"no ComfyUI answers at {options.server}: start it, or name it with --server ({error})"
         ) from error
+    except aiohttp.ClientResponseError as error:
+        raise SystemExit(f"ComfyUI answers {error.status} {error.message} to {error.request_info.url}") from error
+    except KeyboardInterrupt:
+        raise SystemExit("stopped") from None
 
 
 if __name__ == "__main__":

@@ -36,10 +36,10 @@ def generate_command(options: argparse.Namespace) -> None:
         write = nullcontext() if options.progress_file is None else options.progress_file.open("w", encoding="utf-8")
         log = stack.enter_context(write)
         for group in grouped(jobs):
-            _generate_group(model, group, options.keep_loaded, log)
+            _generate_group(model, group, options.keep_loaded, options.tiled, log)
 
 
-def _generate_group(model: ModelSet, jobs: Sequence["Job"], keep_loaded: str, log: IO[str] | None) -> None:
+def _generate_group(model: ModelSet, jobs: Sequence["Job"], keep_loaded: str, tiled: bool, log: IO[str] | None) -> None:
     """Make and save pictures that differ in their seeds alone."""
     from PIL import Image
     from tqdm import tqdm
@@ -71,6 +71,7 @@ def _generate_group(model: ModelSet, jobs: Sequence["Job"], keep_loaded: str, lo
             seeds=[job.seed for job in jobs],
             negative_prompt=first.negative_prompt,
             keep_loaded=keep_loaded,
+            tiled=tiled,
             report=report,
         )
         for job, picture in zip(jobs, pictures, strict=True):
@@ -99,6 +100,9 @@ def add_generate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     generate.add_argument("--width", type=int, metavar="W", help="pixels, a multiple of 16 that the set has a VAE for")
     generate.add_argument("--height", type=int, metavar="H")
+    generate.add_argument(
+        "--tiled", action="store_true", help="draw a size that the set has no VAE for from tiles of one that it has"
+    )
     generate.add_argument("--steps", type=int, metavar="N", help="denoising steps (default: the model's own, 40)")
     generate.add_argument("--seed", type=int, metavar="N", help="seed of the noise (default: 0)")
     generate.add_argument("--negative-prompt", metavar="T", help="what to move away from; needs --cfg above 1")

@@ -117,7 +117,7 @@ class Tab:
     def run(self) -> Followed:
         """Click "Run" and watch the sampler node until the prompt has succeeded."""
         self.evaluate(FOLLOW)
-        self.page.get_by_role("button", name="Run", exact=True).click()
+        self.page.get_by_role("button", name="Run", exact=True).first.click()  # some call the menu beside it so too
         self.page.wait_for_function("followed.done")
         followed = self.evaluate("followed")
         return Followed(followed["said"], [pixels_of(address) for address in followed["previews"]])

@@ -8,6 +8,7 @@ so that newer ones load it too.
 import io
 import json
 import math
+import re
 import shutil
 import sys
 import tempfile
@@ -141,7 +142,8 @@ def main(names: list[str]) -> None:
                 if names and name not in names:
                     continue
                 identity = str(uuid.uuid5(uuid.NAMESPACE_URL, f"coreai-rgba-image/{name}"))
-                saved = tab.evaluate(LAY_OUT, [workflow, identity, NOTES[name]])
+                note = re.sub("(?<!\n)\n(?!\n)", " ", NOTES[name])  # a line for a paragraph
+                saved = tab.evaluate(LAY_OUT, [workflow, identity, note])
                 (EXAMPLES / f"{name}.json").write_text(json.dumps(saved, indent=2) + "\n", encoding="utf-8")
                 save_thumbnail(thumbnail(draw(client, workflow)), EXAMPLES / f"{name}.jpg")
                 print(name)

@@ -14,7 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from .server import Client, RefusedError, Server, Workflow
-from .workflows import latents, node, picture
+from .workflows import Link, latents, node, picture
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,15 @@ def loaded_latent(server: Server, channels: int) -> Workflow:
     return {"loaded": node("LoadLatent", latent=file)}
 
 
+def changed_prompt(class_type: str, **inputs: Any) -> Workflow:
+    """A node between the prompt and the sampler."""
+    workflow = picture()
+    workflow["sampler"]["inputs"]["positive"] = ["changed", 0]
+    return workflow | {"changed": node(class_type, **inputs)}
+
+
 def wrong_workflow(kind: str, server: Server) -> Workflow:
+    text: Link = ["prompt", 0]
     match kind:
         case "another model's latent to sample":
             return latents(latent_image=["loaded", 0]) | loaded_latent(server, 16)
@@ -73,25 +81,31 @@ def wrong_workflow(kind: str, server: Server) -> Workflow:
             return picture(width=2048, height=2048)
         case "guidance without a negative":
             return picture(cfg=4.0)
+        case "another model's prompt":
+            return picture() | {"prompt": node("CoreAITextEncode", model="demo", text="a cat")}
+        case "a reference latent":
+            return changed_prompt("ReferenceLatent", conditioning=text, latent=["empty", 0])
+        case "an area":
+            return changed_prompt("ConditioningSetArea", conditioning=text, width=64, height=64, x=0, y=0, strength=1.0)
         case "two prompts combined":
-            workflow = picture()
-            workflow["both"] = node("ConditioningCombine", conditioning_1=["prompt", 0], conditioning_2=["prompt", 0])
-            workflow["sampler"]["inputs"]["positive"] = ["both", 0]
-            return workflow
+            return changed_prompt("ConditioningCombine", conditioning_1=text, conditioning_2=text)
     raise ValueError(kind)
 
 
 @pytest.mark.parametrize(
     ("kind", "messages"),
     [
-        ("another model's latent to sample", ["16 channels", "64"]),
-        ("another model's latent to decode", ["16 channels", "64"]),
+        ("another model's latent to sample", ["16 channels", "64", "sample them with KSampler"]),
+        ("another model's latent to decode", ["16 channels", "64", "decode them with VAE Decode"]),
         ("two frames", ["single pictures"]),
         ("a long prompt", ["512", "cut|shorten|remove"]),
-        ("a size without a VAE", ["320x320", "192x128", "coreai-rgba export .*vae --size 320x320"]),
+        ("a size without a VAE", ["320x320", "192x128", "'tiled' in Core AI RGBA Decode", "vae --size 320x320"]),
         ("an odd size", ["200", "multiple"]),
         ("too large", ["2048x2048", "4096"]),
         ("guidance without a negative", ["cfg is 4", "set cfg to 1"]),
+        ("another model's prompt", [r"\[1, \d+, 128\]", r"\[1, L, 64\]", "Core AI Text Encode"]),
+        ("a reference latent", ["positive conditioning asks for reference latents"]),
+        ("an area", ["an area", "KSampler on Core AI Model"]),
         ("two prompts combined", ["do not combine"]),
     ],
 )

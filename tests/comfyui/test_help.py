@@ -52,3 +52,11 @@ def test_the_browser_gets_a_page_and_its_pictures(client: Client, name: str) -> 
         answer = requests.get(f"{folder}/{picture}", timeout=30)
         assert answer.headers["content-type"].startswith("image/")
         assert answer.content == (FOLDER / picture).read_bytes()
+
+
+def test_a_mask_says_which_nodes_want_it_inverted(client: Client) -> None:
+    """Nothing can refuse a mask where an alpha is meant: both are a MASK to ComfyUI, and the nodes are its own."""
+    info = client.object_info("CoreAIRGBADecode")
+    said = dict(zip(info["output_name"], info["output_tooltips"], strict=True))["MASK"]
+    for text in (said, (FOLDER / "CoreAIRGBADecode.md").read_text(encoding="utf-8")):
+        assert [title for title in ("Join Image with Alpha", "InvertMask") if title not in text] == []

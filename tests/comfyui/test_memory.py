@@ -6,10 +6,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import requests
 
 from coreai_rgba_image.host.residency import KEEP
 
 from .server import Client, Run, Server, Workflow, make_base, running_server
+from .test_routes import Page
 from .workflows import latents, node, picture
 
 pytestmark = pytest.mark.slow
@@ -46,6 +48,27 @@ def times_released(server: Server) -> int:
     return server.log.count("released /")
 
 
+def test_nothing_is_loaded_until_it_is_used(fresh: tuple[Server, float]) -> None:
+    """Not by the start, the menus, or nodes that only hand a model on or ask it for a size or noise levels."""
+    server, _ = fresh
+    client, page = Client(server.address), Page(server.address)
+    requests.get(f"http://{server.address}/object_info", timeout=60).raise_for_status()
+    assert page.get("memory") == {"bundles": []}
+    size = {"width": 192, "height": 128}
+    workflow = {
+        "model": node("CoreAIModel", model="tiny", keep_loaded="all"),
+        "empty": node("CoreAIEmptyLatent", model="tiny", batch_size=1, **size),
+        "sigmas": node("CoreAISigmas", model="tiny", steps=4, schedule="model", denoise=1.0, **size),
+    }
+    for name, output in (("model", 0), ("model", 1), ("model", 2), ("empty", 0), ("sigmas", 0)):
+        workflow[f"{name} {output}"] = node("PreviewAny", source=[name, output])
+    run = client.run(workflow)
+    client.close()
+    assert_drawn(run)
+    assert page.get("memory") == {"bundles": []}
+    assert times_released(server) == 0
+
+
 def test_free_gives_the_memory_back(fresh: tuple[Server, float]) -> None:
     server, before = fresh
     client = Client(server.address)
@@ -54,6 +77,7 @@ def test_free_gives_the_memory_back(fresh: tuple[Server, float]) -> None:
         workflow[name]["inputs"]["keep_loaded"] = "all"
     assert_drawn(client.run(workflow))
     assert times_released(server) == 0
+    assert len(Page(server.address).get("memory")["bundles"]) == 3
     free(client, server)
     client.close()
     assert times_released(server) == 3

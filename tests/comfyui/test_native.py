@@ -169,6 +169,21 @@ def refused_workflow(kind: str, server: Server) -> Workflow:
             return patched("UNetSelfAttentionMultiply", q=1.1, k=1.0, v=1.0, out=1.0)
         case "a step cache of the network":
             return patched("EasyCache", reuse_threshold=0.2, start_percent=0.15, end_percent=0.95, verbose=False)
+        case "a look into the network":
+            return patched("FreeU_V2", b1=1.3, b2=1.4, s1=0.9, s2=0.2)
+        case "a network to compile":
+            return patched("TorchCompileModel", backend="inductor")
+        case "a picture beside the prompt":
+            return k_sampler() | {
+                "picture": node("EmptyImage", width=192, height=128, batch_size=1, color=0),
+                "text": node("TextEncodeQwenImageEdit", clip=["model", 1], prompt="a cat", image=["picture", 0]),
+            }
+        case "a prompt in two parts":
+            size = {"width": 192, "height": 128, "crop_w": 0, "crop_h": 0, "target_width": 192, "target_height": 128}
+            text = node("CLIPTextEncodeSDXL", clip=["model", 1], text_g="a cat", text_l="a cat", **size)
+            return k_sampler() | {"text": text}
+        case "another model's prompt":
+            return k_sampler() | {"text": node("CoreAITextEncode", model="demo", text="a cat")}
         case "sigmas of another kind of model":
             return patched("ModelSamplingDiscrete", sampling="eps", zsnr=False)
         case "another layer of the text encoder":
@@ -182,8 +197,6 @@ def refused_workflow(kind: str, server: Server) -> Workflow:
         case "a reference latent":
             reference = node("ReferenceLatent", conditioning=["text", 0], latent=["start", 0])
             return k_sampler(positive=["reference", 0]) | {"reference": reference}
-        case "another model's empty latent":
-            return k_sampler() | {"start": node("EmptyLatentImage", width=192, height=128, batch_size=1)}
         case "another model's latent":
             return k_sampler(latent_image=["loaded", 0]) | loaded_latent(server, 16)
         case "another model's noise levels":
@@ -207,11 +220,19 @@ def refused_workflow(kind: str, server: Server) -> Workflow:
         ("an attention patch made while sampling", "sampler", "cannot take patches of its attention or blocks"),
         ("scaled attention", "patch", "reads or changes its weights"),
         ("a step cache of the network", "patch", "a wrapper of its network"),
+        ("a look into the network", "patch", "looks into its network: remove that node"),
+        ("a network to compile", "patch", "looks into its network: remove that node"),
+        ("a picture beside the prompt", "text", "a prompt with images.*use CLIP Text Encode"),
+        ("a prompt in two parts", "text", "several parts: use CLIP Text Encode"),
+        (
+            "another model's prompt",
+            "sampler",
+            r"shape \[1, \d+, 128\].*\[1, L, 64\].*Core AI Text Encode, or CLIP Text",
+        ),
         ("sigmas of another kind of model", "patch", "flow-matching model.*ModelSamplingSD3"),
         ("another layer of the text encoder", "text", "another layer of its text encoder"),
         ("a picture to encode", "encoded", "it has a decoder only"),
         ("a reference latent", "sampler", "asks for reference latents"),
-        ("another model's empty latent", "sampler", "twice the size: use Core AI Empty Latent"),
         ("another model's latent", "sampler", "16 channels.*64.*VAE Decode"),
         ("another model's noise levels", "sampler", "start at 14.6.*Core AI Sigmas"),
         ("too small a picture", "sampler", "64x64 pixels has 16 image tokens"),
@@ -230,6 +251,19 @@ def test_what_cannot_work_is_refused_where_it_is_connected(
     [error] = run.told("execution_error")
     assert error["node_id"] == node_name
     assert re.search(message, error["exception_message"].replace("\n", " "))
+
+
+def test_an_empty_latent_of_another_model_gives_the_size_or_is_refused(client: Client, comfyui: Path) -> None:
+    """Newer versions of ComfyUI know the size it stands for; older ones would take it for one of twice that."""
+    sizes_are_known = "downscale_ratio_spacial" in (comfyui / "comfy" / "sample.py").read_text(encoding="utf-8")
+    workflow = native() | k_sampler() | saved("sampler")
+    expected = saved_latents(client, client.run(workflow))
+    run = client.run(workflow | {"start": node("EmptyLatentImage", width=192, height=128, batch_size=1)})
+    if sizes_are_known:
+        np.testing.assert_array_equal(saved_latents(client, run), expected)
+    else:
+        assert run.outcome == "execution_error"
+        assert "twice the size: use Core AI Empty Latent" in run.error.replace("\n", " ")
 
 
 def test_after_a_refusal_the_next_prompt_runs(client: Client) -> None:

@@ -8,10 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
-from coreai_rgba_image.host.latents import initial_noise, to_vae_space, unpack
+from coreai_rgba_image.host.latents import from_vae_space, initial_noise, to_vae_space, unpack
 from coreai_rgba_image.host.model_set import ModelSet
-from coreai_rgba_image.host.pipeline import encode_prompt, generate
+from coreai_rgba_image.host.pipeline import decode, encode_prompt, generate
+from coreai_rgba_image.host.pixels import to_rgba8
 from coreai_rgba_image.host.sampling import Sampling, Settings
+from coreai_rgba_image.host.tiling import ANY_TILE
 
 from .server import Client, Run, Server
 from .test_pictures import put_latent, sampled, saved_latents, saved_pictures
@@ -78,6 +80,12 @@ def test_latents_are_scaled_and_then_drawn_again(client: Client, server: Server,
     workflow["decode"]["inputs"]["tiled"] = True
     [image] = saved_pictures(client, client.run(workflow))
     assert (image.mode, image.size) == ("RGBA", (240, 160))
+    begun = from_vae_space(enlarged, tiny_model.latent_statistics)
+    embeddings, noise = encode_prompt(tiny_model, TEXT), initial_noise(SEED, 10, 15)
+    sampling = Sampling(tiny_model, embeddings, noise, Settings(STEPS), latents=begun, denoise=0.5)
+    list(sampling.run())
+    [expected] = decode(tiny_model, sampling.tokens, 10, 15, largest_tile=ANY_TILE)
+    np.testing.assert_array_equal(np.asarray(image), to_rgba8(expected)[0])
 
 
 def test_latents_are_put_together(client: Client, server: Server, vae_space: np.ndarray) -> None:

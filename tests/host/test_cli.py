@@ -12,9 +12,11 @@ from PIL import Image
 from coreai_rgba_image.host.cli import MODELS_VARIABLE, main
 from coreai_rgba_image.host.denoiser import Shortcuts
 from coreai_rgba_image.host.doctor import Page
+from coreai_rgba_image.host.latents import initial_noise
 from coreai_rgba_image.host.model_set import ModelSet
-from coreai_rgba_image.host.pipeline import generate
-from coreai_rgba_image.host.sampling import Settings
+from coreai_rgba_image.host.pipeline import decode, encode_prompt, generate
+from coreai_rgba_image.host.pixels import to_rgba8
+from coreai_rgba_image.host.sampling import Sampling, Settings
 
 PROMPT = "a red apple"
 
@@ -28,6 +30,19 @@ def test_generate_writes_the_picture_and_prints_where(
     assert capsys.readouterr().out == f"{out}\n"
     picture = np.asarray(Image.open(out))
     assert np.array_equal(picture, generate(ModelSet(tiny_set), PROMPT, 192, 128, Settings(2), seed=5))
+
+
+def test_a_size_without_a_decoder_is_drawn_from_tiles(tiny_set: Path, tmp_path: Path) -> None:
+    """288x128 with the decoder for 192x128; a size that has one is drawn whole."""
+    out, model, tile = tmp_path / "apple.png", ModelSet(tiny_set), (8, 12)
+    command = ["generate", PROMPT, "--model", str(tiny_set), "--height", "128", "--steps", "1", "-o", str(out)]
+    assert main([*command, "--width", "288", "--tiled"]) == 0
+    sampling = Sampling(model, encode_prompt(model, PROMPT), initial_noise(0, 8, 18), Settings(1))
+    list(sampling.run())
+    [image] = decode(model, sampling.tokens, 8, 18, largest_tile=tile)
+    assert np.array_equal(np.asarray(Image.open(out)), to_rgba8(image)[0])
+    assert main([*command, "--width", "192", "--tiled"]) == 0
+    assert np.array_equal(np.asarray(Image.open(out)), generate(model, PROMPT, 192, 128, Settings(1)))
 
 
 @pytest.mark.parametrize(

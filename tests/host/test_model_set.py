@@ -52,7 +52,8 @@ def test_a_set_tells_what_it_holds(tiny_set: Path) -> None:
 def test_a_size_without_a_decoder_lists_the_sizes_and_the_command(tiny_set: Path) -> None:
     message = (
         f"no VAE decoder for 128x192 pixels in {tiny_set}; it has: 192x128, 176x144, 256x256. "
-        "Choose one of these sizes, or 'tiled' in Core AI RGBA Decode. To make it from the checkpoint: "
+        "Choose one of these sizes, or draw it from tiles: 'tiled' in Core AI RGBA Decode, --tiled on the command "
+        "line. To make it from the checkpoint: "
         f"coreai-rgba export --checkpoint CHECKPOINT --out {tiny_set} vae --size 128x192"
     )
     with pytest.raises(ContractError) as caught:

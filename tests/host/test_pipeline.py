@@ -305,5 +305,17 @@ def test_generate_misses_a_bundle_before_it_loads_another(model: ModelSet, loade
     assert loaded == []
 
 
+@pytest.mark.parametrize("tiled", [False, True])
+def test_a_set_without_a_decoder_is_refused_with_and_without_tiles(
+    model: ModelSet, loaded: list[str], tmp_path: Path, tiled: bool
+) -> None:
+    for entry in model.path.iterdir():
+        if "vae" not in entry.name:
+            (tmp_path / entry.name).symlink_to(entry)
+    with pytest.raises(ContractError, match=r"no VAE decoder for 192x128 pixels.*it has: none"):
+        generate(ModelSet(tmp_path), PROMPT, 192, 128, tiled=tiled)
+    assert loaded == []
+
+
 def test_a_grid_is_height_before_width() -> None:
     assert grid_of(width=192, height=128) == (8, 12)

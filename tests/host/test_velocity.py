@@ -84,7 +84,7 @@ def test_it_is_kept_if_told_so(model: ModelSet, texts: list[np.ndarray]) -> None
     ("latents", "embeddings", "message"),
     [
         (initial_noise(7, 2, 2), np.zeros((1, 9, 256), np.float32), "4 image tokens"),
-        (initial_noise(7, *GRID), np.zeros((1, 77, 768), np.float32), r"\[1, 77, 768\].*CLIP of CoreAIModel"),
+        (initial_noise(7, *GRID), np.zeros((1, 77, 768), np.float32), r"\[1, 77, 768\].*CLIP of Core AI Model"),
         (initial_noise(7, *GRID) * np.float32(np.nan), None, "sampler's own latents are not finite at noise level 0.5"),
     ],
 )
