@@ -87,6 +87,9 @@ def _refused(what: str, instead: str) -> Callable[..., Any]:
     return refuse
 
 
+no_look_inside = _refused("a node that looks into its network", "remove that node")
+
+
 class Known(dict[str, Any]):
     """What nodes may look up of a model. What only other models have is refused, by a method of ``_refused``."""
 
@@ -113,7 +116,7 @@ class CoreAIPatcher(comfy.model_patcher.ModelPatcher):
 
     def get_model_object(self, name: str) -> Any:
         if name.split(".")[0] == "diffusion_model":
-            _refused("a node that looks into its network", "remove that node")(self)
+            no_look_inside(self)
         return super().get_model_object(name)
 
     def add_object_patch(self, name: str, obj: Any) -> None:
@@ -164,8 +167,7 @@ class CoreAIDiffusion(comfy.model_base.BaseModel):
     def __init__(self, model_set: ModelSet, keep_loaded: str) -> None:
         config = comfy.supported_models_base.BASE({"disable_unet_model_creation": True})
         config.latent_format = CoreAILatentFormat(model_set.latent_statistics, model_set.preview_map)
-        refuse = _refused("a node that looks into its network", "remove that node")
-        config.unet_config = Known(config.unet_config, refuse)
+        config.unet_config = Known(config.unet_config, no_look_inside)
         config.sampling_settings = {"shift": _shift(model_set)}
         super().__init__(config, comfy.model_base.ModelType.FLOW)
         self.model_set = model_set
@@ -253,7 +255,9 @@ class CoreAITokenizer:
         self, text: str, return_word_ids: bool = False, tokenizer_options: Any = None, **others: Any
     ) -> dict[str, PromptTokens]:
         """The tokens under a key of ours; ``others`` are what nodes for one other model's prompts add."""
-        given = [name for name, value in others.items() if value is not None and value != []]
+        given = [
+            name for name, value in others.items() if value is not None and not (isinstance(value, list) and not value)
+        ]
         if given:
             _refused(f"a prompt with {', '.join(given)}", TEXT_ALONE)(self)
         return Known({TOKENS: self.model_set.tokenizer.encode(text)}, _refused("prompts in several parts", TEXT_ALONE))

@@ -99,7 +99,10 @@ def wrong_workflow(kind: str, server: Server) -> Workflow:
         ("another model's latent to decode", ["16 channels", "64", "decode them with VAE Decode"]),
         ("two frames", ["single pictures"]),
         ("a long prompt", ["512", "cut|shorten|remove"]),
-        ("a size without a VAE", ["320x320", "192x128", "'tiled' in Core AI RGBA Decode", "vae --size 320x320"]),
+        (
+            "a size without a VAE",
+            ["320x320", "192x128", "'tiled' in Core AI RGBA Decode", "coreai-rgba export .*vae --size 320x320"],
+        ),
         ("an odd size", ["200", "multiple"]),
         ("too large", ["2048x2048", "4096"]),
         ("guidance without a negative", ["cfg is 4", "set cfg to 1"]),
